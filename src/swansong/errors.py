@@ -1,0 +1,138 @@
+"""Every error and warning that swansong raises.
+
+    SwansongError
+    ├── ConfigError                (also ValueError and TypeError)  an argument is wrong
+    ├── NotSupportedError          a combination that is refused rather than done wrongly
+    ├── UnrepresentableError       (also TypeError)  state that no container here can hold
+    ├── SaveError                  a checkpoint was not saved; nothing half-made is visible
+    │   └── DiskFullError          (also OSError)  ... for want of space; `needed` and `free` in bytes
+    └── LoadError                  (also ValueError)  a checkpoint cannot be read
+        ├── CheckpointNotFoundError    (also FileNotFoundError)
+        ├── NotCommittedError      there is no manifest that vouches for these bytes
+        ├── KeyNeededError         the content is encrypted and no key was given
+        ├── WrongKeyError          the key is not the one it was sealed with
+        ├── UnauthenticatedError   a key was given, and nothing proves that the content was sealed with it
+        └── DamagedError           the bytes are not those that were committed
+            ├── DigestMismatchError
+            └── MalformedError     not this format at all, or lengths that cannot be true
+
+    SwansongWarning                (a UserWarning)  everything that would otherwise happen silently
+
+A message says where, what was wanted, what was found and what to do. Attributes repeat the parts that
+programs need.
+"""
+
+from __future__ import annotations
+
+
+class SwansongError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class ConfigError(SwansongError, ValueError, TypeError):
+    """An argument is wrong. The message names the argument and the value (never a key's bytes)."""
+
+
+class NotSupportedError(SwansongError):
+    """Refused by name: doing it would give a wrong file or a false promise."""
+
+
+class UnrepresentableError(SwansongError, TypeError):
+    """Some state has no exact form on disk. The message names where it stands in the state."""
+
+
+class SaveError(SwansongError):
+    """A save failed as a whole. The checkpoint does not exist; earlier ones are untouched.
+
+    `path` is the checkpoint that was being written; the operating system's error is the `__cause__`.
+    """
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class DiskFullError(SaveError, OSError):
+    """No space was left (or a quota or file size limit was hit). `needed` and `free` are bytes."""
+
+    def __init__(self, message: str, *, path: str = "", needed: int = 0, free: int = 0) -> None:
+        super().__init__(message, path=path)
+        self.needed = needed
+        self.free = free
+
+
+class LoadError(SwansongError, ValueError):
+    """A checkpoint cannot be read. `path` says which."""
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class CheckpointNotFoundError(LoadError, FileNotFoundError):
+    """There is nothing at that path, or no checkpoint in that directory."""
+
+
+class NotCommittedError(LoadError):
+    """No manifest vouches for the content, and one was required."""
+
+
+class KeyNeededError(LoadError):
+    """The content is encrypted and no key was given."""
+
+
+class WrongKeyError(LoadError):
+    """The key given is not the key that the checkpoint was sealed with. The bytes are undamaged."""
+
+
+class UnauthenticatedError(LoadError):
+    """A key was given, but the checkpoint carries no proof that it was sealed with it."""
+
+
+class DamagedError(LoadError):
+    """The bytes are not what was committed.
+
+    `file` is the data file, `offset` the first byte (in the stored file) of the smallest range known to
+    contain the damage, `tensor` the tensor that stands there; each is None where it cannot be told.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str = "",
+        file: str | None = None,
+        offset: int | None = None,
+        tensor: str | None = None,
+    ) -> None:
+        super().__init__(message, path=path)
+        self.file = file
+        self.offset = offset
+        self.tensor = tensor
+
+
+class DigestMismatchError(DamagedError):
+    """A digest over stored bytes differs from the manifest's. `want` and `got` are hexadecimal."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str = "",
+        file: str | None = None,
+        offset: int | None = None,
+        tensor: str | None = None,
+        want: str = "",
+        got: str = "",
+    ) -> None:
+        super().__init__(message, path=path, file=file, offset=offset, tensor=tensor)
+        self.want = want
+        self.got = got
+
+
+class MalformedError(DamagedError):
+    """Not this format, cut short, or with lengths, counts or nesting that cannot be true."""
+
+
+class SwansongWarning(UserWarning):
+    """Something that would otherwise go unnoticed: a policy that never saves, a damaged file skipped."""

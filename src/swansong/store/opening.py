@@ -1,0 +1,349 @@
+"""Opening one checkpoint to read it: from its manifest if it has one, else from what the container says.
+
+What a manifest vouches for is read by the manifest alone, each byte digested before it is seen. A single
+file without manifest (MindSpore's own, or one that was copied elsewhere) is parsed strictly and counts as
+unverified.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from swansong.errors import (
+    CheckpointNotFoundError,
+    DamagedError,
+    KeyNeededError,
+    MalformedError,
+    NotCommittedError,
+    SwansongWarning,
+    UnauthenticatedError,
+)
+from swansong.state import tree
+from swansong.state.boxes import Box
+from swansong.state.dtypes import DTYPES, DType
+from swansong.state.tensors import HostTensor
+from swansong.store import catalog, naming, safetensors
+from swansong.store import manifest as manifests
+from swansong.store.checkpoint import Mode
+from swansong.store.ckpt import CkptReader
+from swansong.store.ckpt_cipher import MindSporeDecrypted, looks_encrypted
+from swansong.store.crypt import Key, PieceMac, Unsealed
+from swansong.store.manifest import FileRecord, Manifest, TensorRecord
+from swansong.store.source import PlainFile, Source, TensorEntry, read_tensor
+from swansong.store.verified import Verified
+
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One chunk of a tensor."""
+
+    entry: TensorEntry
+    source: Source
+    box: Box | None
+    """Where it belongs; None: it is the whole tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of an open checkpoint."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    chunks: tuple[Placed, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the elements in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def read(self) -> HostTensor:
+        """Read it into fresh memory. Errors as `Source.read_into`."""
+        if len(self.chunks) == 1 and self.chunks[0].box is None:
+            return read_tensor(self.chunks[0].source, self.chunks[0].entry)
+        whole = np.empty(self.shape, self.dtype.carrier)
+        for chunk in self.chunks:
+            part = read_tensor(chunk.source, chunk.entry)
+            whole[chunk.box.slices if chunk.box is not None else ...] = part.array
+        return HostTensor(self.dtype, whole)
+
+
+class Checkpoint:
+    """An open checkpoint. Close it, or use it in a `with` block."""
+
+    def __init__(self, path: Path, manifest: Manifest | None, stack: ExitStack) -> None:
+        self.path = path
+        self.manifest = manifest
+        """None: unverified, nothing but the container vouches for the content."""
+        self.entries: dict[str, StoredTensor] = {}
+        """Tensors of the checkpoint proper, by name; aliases of tied tensors included."""
+        self.rest: dict[str, StoredTensor] = {}
+        """Tensors kept beside a single file that leaves them out."""
+        self.append_info: dict[str, Any] = {}
+        """What the user appended, tensors not included (those are entries)."""
+        self.objects: dict[str, Any] = {}
+        """Whatever else the state consists of."""
+        self._stack = stack
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files. Tensors that were read stay."""
+        self._stack.close()
+
+    def read(self, name: str) -> HostTensor:
+        """Read one tensor (also of `rest`), verified, into fresh memory; shape and dtype as saved.
+
+        Raises KeyError for an unknown name, DigestMismatchError or another DamagedError that names it.
+        """
+        stored = self.entries.get(name) or self.rest[name]
+        try:
+            return stored.read()
+        except DamagedError as error:
+            error.tensor = name
+            raise
+
+    def read_all(self) -> dict[str, HostTensor]:
+        """Read every tensor of `entries`, in file order, so that each piece is read once."""
+        return {name: self.read(name) for name in self.entries}
+
+    def state(self) -> Any:
+        """The nested state, as it was given to be saved: HostTensors for tensors, arrays for NumPy arrays."""
+        skeleton = self.manifest.objects.get("state") if self.manifest and self.manifest.objects else None
+        if skeleton is None:
+            return self.read_all()
+        return tree.unflatten(skeleton, self.read_all(), as_array=lambda tensor: tensor.array)
+
+
+def open_checkpoint(
+    path: Path, *, key: Key | None = None, mode: Mode = "AES-GCM", verify: bool = True
+) -> Checkpoint:
+    """Open the checkpoint at `path`, a single file or a native directory.
+
+    With `verify`, each byte is checked against its digest when it is read.
+
+    Raises CheckpointNotFoundError, NotCommittedError (a directory without manifest), DamagedError (no
+    manifest fits the file), KeyNeededError, WrongKeyError, UnauthenticatedError (a key was given, and the
+    content is not sealed with it).
+    """
+    for attempt in range(_ATTEMPTS):
+        stack = ExitStack()
+        try:
+            return _open_once(path, stack, key, mode, verify)
+        except (DamagedError, FileNotFoundError) as error:
+            stack.close()
+            # Somebody may have replaced the file between our looks at data and manifest.
+            if attempt == _ATTEMPTS - 1:
+                if isinstance(error, DamagedError | CheckpointNotFoundError):
+                    raise
+                raise CheckpointNotFoundError(
+                    f"{path}: there is no such file or directory", path=str(path)
+                ) from None
+        except BaseException:
+            stack.close()
+            raise
+    raise AssertionError("unreachable")
+
+
+def open_file(path: Path, stack: ExitStack) -> PlainFile:
+    """Open a data file for reading until `stack` closes."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    stack.callback(os.close, descriptor)
+    return PlainFile(descriptor, str(path))
+
+
+def _open_once(path: Path, stack: ExitStack, key: Key | None, mode: Mode, verify: bool) -> Checkpoint:
+    if path.is_dir():
+        record = path / naming.MANIFEST
+        try:
+            raw = catalog.read_manifest(record)
+        except FileNotFoundError:
+            raise NotCommittedError(
+                f"{path}: not a committed checkpoint: there is no {naming.MANIFEST}", path=str(path)
+            ) from None
+        return _open_committed(path, path, manifests.decode(raw, str(record), key), stack, key, verify)
+    data = open_file(path, stack)
+    claims = catalog.sidecars(path.parent).get(path.name, [])
+    claim, reason = catalog.match(data.descriptor, claims)
+    if claim is not None:
+        raw = catalog.read_manifest(claim.path)
+        manifest = manifests.decode(raw, str(claim.path), key)
+        return _open_committed(path, path.parent, manifest, stack, key, verify, opened=data)
+    if reason:
+        raise MalformedError(f"{path}: {reason}", path=str(path), file=str(path))
+    return _open_foreign(path, data, stack, key, mode, verify)
+
+
+def _open_committed(
+    path: Path,
+    base: Path,
+    manifest: Manifest,
+    stack: ExitStack,
+    key: Key | None,
+    verify: bool,
+    opened: PlainFile | None = None,
+) -> Checkpoint:
+    if not manifest.readable:
+        raise KeyNeededError(f"{path}: encrypted; a key is needed to read it", path=str(path))
+    checkpoint = Checkpoint(path, manifest, stack)
+    sources: list[Source] = []
+    for index, record in enumerate(manifest.files):
+        data = opened if index == 0 and opened is not None else open_file(base / record.name, stack)
+        sources.append(plain_source(data, record, manifest, index, key, verify=verify))
+    single = manifest.container != "directory"
+    for name, tensor in manifest.tensors.items():
+        stored = _stored(path, name, tensor, sources)
+        beside = single and any(chunk.file > 0 for chunk in tensor.chunks)
+        (checkpoint.rest if beside else checkpoint.entries)[name] = stored
+    for alias, name in manifest.aliases.items():
+        if name in checkpoint.entries:
+            checkpoint.entries[alias] = checkpoint.entries[name]
+    objects = manifest.objects or {}
+    checkpoint.objects = _plain(objects.get("extra"), path)
+    checkpoint.append_info = _plain(manifest.append_info, path)
+    return checkpoint
+
+
+def plain_source(
+    data: Source, record: FileRecord, manifest: Manifest, index: int, key: Key | None, *, verify: bool = True
+) -> Source:
+    """The plain bytes of a committed data file, checked and decrypted on the way.
+
+    Raises KeyNeededError, MalformedError (a size that the manifest contradicts).
+    """
+    stored: Source = data
+    salt = bytes.fromhex(record.salt) if record.salt else b""
+    if verify:
+        mac = PieceMac(key, salt) if key is not None and record.macs is not None else None
+        stored = Verified(data, record, names_in(manifest, index), mac)
+    if record.scheme == "none":
+        return stored
+    if key is None:
+        raise KeyNeededError(f"{data.path}: encrypted; a key is needed to read it", path=data.path)
+    if record.scheme == "sealed":
+        return Unsealed(stored, key, salt)
+    return MindSporeDecrypted(stored, key.material, _mode_of(record.scheme, data.path))
+
+
+def names_in(manifest: Manifest, file: int) -> Callable[[int, int], list[str]]:
+    """A function that tells which tensors stand in a range of a file's stored bytes.
+
+    Exact for unencrypted files; for encrypted ones, whose plain and stored offsets differ by less than a
+    hundred bytes per 16 MiB, a neighbour may be named too.
+    """
+    spans = sorted(
+        (start, stop, name)
+        for name, tensor in manifest.tensors.items()
+        for chunk in tensor.chunks
+        if chunk.file == file
+        for start, stop in chunk.ranges
+    )
+    starts = [span[0] for span in spans]
+
+    def names(start: int, stop: int) -> list[str]:
+        return [name for _, end, name in spans[: bisect_left(starts, stop)] if end > start]
+
+    return names
+
+
+def _stored(path: Path, name: str, tensor: TensorRecord, sources: list[Source]) -> StoredTensor:
+    """A tensor as the manifest places it. MalformedError if that cannot be."""
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is None or any(not 0 <= chunk.file < len(sources) for chunk in tensor.chunks):
+        raise MalformedError(
+            f"{path}: tensor {name!r} of type {tensor.dtype!r} is kept as this release cannot read it",
+            path=str(path),
+            tensor=name,
+        )
+    placed = []
+    for chunk in tensor.chunks:
+        source = sources[chunk.file]
+        shape = tensor.shape if chunk.shape is None else chunk.shape
+        box = None if chunk.offset is None else Box(chunk.offset, shape)
+        entry = TensorEntry(name, dtype, shape, tuple(chunk.ranges))
+        if (
+            min(shape, default=0) < 0
+            or entry.nbytes != math.prod(shape) * dtype.itemsize
+            or any(not 0 <= start <= stop <= source.size for start, stop in entry.ranges)
+            or (box is not None and not Box.whole(tensor.shape).contains(box))
+        ):
+            raise MalformedError(
+                f"{path}: tensor {name!r} of shape {list(shape)} needs {math.prod(shape) * dtype.itemsize:,} "
+                f"bytes, the manifest places {entry.nbytes:,} in a file of {source.size:,}",
+                path=str(path),
+                tensor=name,
+            )
+        placed.append(Placed(entry, source, box))
+    return StoredTensor(name, dtype, tensor.shape, tuple(placed))
+
+
+def _whole(entry: TensorEntry, source: Source) -> StoredTensor:
+    return StoredTensor(entry.name, entry.dtype, entry.shape, (Placed(entry, source, None),))
+
+
+def _open_foreign(
+    path: Path, data: PlainFile, stack: ExitStack, key: Key | None, mode: Mode, verify: bool
+) -> Checkpoint:
+    checkpoint = Checkpoint(path, None, stack)
+    if path.suffix == ".safetensors":
+        if key is not None:
+            raise UnauthenticatedError(
+                f"{path}: a key was given, but this file is not encrypted", path=str(path)
+            )
+        for name, entry in safetensors.scan(data).entries.items():
+            checkpoint.entries[name] = _whole(entry, data)
+        return checkpoint
+    source: Source = data
+    if looks_encrypted(data):
+        if key is None:
+            raise KeyNeededError(f"{path}: encrypted; a key is needed to read it", path=str(path))
+        warnings.warn(
+            f"{path}: decrypted, but no manifest vouches for it: that blocks are missing, repeated or out of "
+            "order would not be noticed",
+            SwansongWarning,
+            stacklevel=4,
+        )
+        source = MindSporeDecrypted(data, key.material, mode)
+    elif key is not None:
+        raise UnauthenticatedError(f"{path}: a key was given, but this file is not encrypted", path=str(path))
+    reader = CkptReader(source)
+    if verify:
+        reader.verify_crc()
+    for name, entry in reader.entries.items():
+        checkpoint.entries[name] = _whole(entry, source)
+    checkpoint.append_info = dict(reader.strings)
+    return checkpoint
+
+
+def _mode_of(scheme: str, path: str) -> Mode:
+    modes: Mapping[str, Mode] = {"mindspore-AES-GCM": "AES-GCM", "mindspore-AES-CBC": "AES-CBC"}
+    if scheme not in modes:
+        raise MalformedError(f"{path}: encrypted by {scheme!r}, which this release does not know", path=path)
+    return modes[scheme]
+
+
+def _plain(skeleton: Any, path: Path) -> dict[str, Any]:
+    if skeleton is None:
+        return {}
+    value = tree.unflatten(skeleton, {})
+    if not isinstance(value, dict):
+        raise MalformedError(
+            f"{path}: wanted a dictionary in the manifest, found {type(value).__name__}", path=str(path)
+        )
+    return value

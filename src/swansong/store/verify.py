@@ -1,0 +1,209 @@
+"""Checking what lies on disk against its manifests. No key is needed: digests are over stored bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from swansong.errors import (
+    CheckpointNotFoundError,
+    DamagedError,
+    KeyNeededError,
+    LoadError,
+    UnauthenticatedError,
+    WrongKeyError,
+)
+from swansong.store import catalog, manifest, naming
+from swansong.store.catalog import Found
+from swansong.store.crypt import Key, PieceMac
+from swansong.store.opening import names_in, open_checkpoint, open_file
+from swansong.store.verified import Verified
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes checked since the last call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong."""
+
+    path: str
+    """The checkpoint."""
+    file: str | None
+    """The file in which it is wrong."""
+    offset: int | None
+    """First stored byte of the smallest range known to contain the damage."""
+    tensor: str | None
+    """A tensor that stands there."""
+    what: str
+    """In words."""
+    about_key: bool = False
+    """True if the key given does not fit; the bytes may be sound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a check found."""
+
+    checked_bytes: int
+    """Stored bytes that were read and compared."""
+    checkpoints: int
+    """Checkpoints that were looked at."""
+    authenticated: bool | None
+    """With a key: whether everything was proved to be sealed with it. None without a key."""
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing is wrong."""
+        return not self.problems
+
+
+def targets(path: Path) -> list[Found]:
+    """What `verify` checks at `path`: a checkpoint, or all in a directory but incomplete ones, newest first.
+
+    Raises CheckpointNotFoundError if there is nothing.
+    """
+    try:
+        if path.is_dir() and not (path / naming.MANIFEST).exists():
+            found = [f for f in catalog.scan(path) if f.state != "incomplete"]
+        else:
+            found = [catalog.find(path)]
+    except (FileNotFoundError, NotADirectoryError):
+        found = []
+    if not found:
+        raise CheckpointNotFoundError(f"{path}: no checkpoint there", path=str(path))
+    return found
+
+
+def verify(
+    path: Path,
+    *,
+    key: Key | None = None,
+    progress: Progress | None = None,
+    checked: Callable[[Found, list[Problem]], None] | None = None,
+) -> Report:
+    """Check a checkpoint, or every checkpoint in a directory of them.
+
+    `checked` is called with each one and what is wrong with it, as soon as that is known.
+
+    Every stored byte of every committed checkpoint is read. What has no manifest is parsed, which finds a cut
+    file but no flipped bit in a tensor; that it is unverified is not a problem by itself. Incomplete ones are
+    passed over. Raises CheckpointNotFoundError if there is nothing to check.
+    """
+    found = targets(path)
+    problems: list[Problem] = []
+    checked_bytes = 0
+    for entry in found:
+        size, wrong = check(entry, key=key, progress=progress)
+        checked_bytes += size
+        problems += wrong
+        if checked is not None:
+            checked(entry, wrong)
+    authenticated = None if key is None else not problems and all(f.manifest is not None for f in found)
+    return Report(
+        checked_bytes=checked_bytes,
+        checkpoints=len(found),
+        authenticated=authenticated,
+        problems=tuple(problems),
+    )
+
+
+def check(
+    found: Found, *, key: Key | None = None, progress: Progress | None = None
+) -> tuple[int, list[Problem]]:
+    """Check one entry of a directory; return the bytes read and what is wrong, all of it.
+
+    A key that does not fit is one problem; the bytes are then checked without it.
+    """
+    checked, problems = _check(found, key, progress)
+    if key is None or not any(problem.about_key for problem in problems):
+        return checked, problems
+    checked, damage = _check(found, None, progress)
+    return checked, problems + damage
+
+
+def _check(found: Found, key: Key | None, progress: Progress | None) -> tuple[int, list[Problem]]:
+    if found.state == "damaged" and found.manifest is None:
+        return 0, [_problem(found, str(found.path), None, None, found.problem or "damaged")]
+    if found.manifest is None or found.manifest_path is None:
+        return _check_foreign(found, key)
+    try:
+        record = manifest.decode(catalog.read_manifest(found.manifest_path), str(found.manifest_path), key)
+    except (LoadError, OSError) as error:
+        return 0, [_from_error(found, error)]
+    base = found.path if record.container == "directory" else found.path.parent
+    checked = 0
+    problems: list[Problem] = []
+    for index, file in enumerate(record.files):
+        with ExitStack() as stack:
+            try:
+                mac = PieceMac(key, bytes.fromhex(file.salt or "")) if key and file.macs is not None else None
+                source = Verified(open_file(base / file.name, stack), file, names_in(record, index), mac)
+            except (LoadError, OSError) as error:
+                problems.append(_from_error(found, error, str(base / file.name)))
+                continue
+            size, wrong = _check_pieces(found, source, file.piece, progress)
+            checked += size
+            problems += wrong
+    return checked, problems
+
+
+def usable(found: Found, key: Key | None = None) -> str | None:
+    """None if a committed checkpoint verifies as a whole, else what is wrong with it."""
+    if found.manifest is None:
+        return found.problem
+    _, problems = _check(found, key, None)
+    return problems[0].what if problems else None
+
+
+def _check_pieces(
+    found: Found, source: Verified, piece: int, progress: Progress | None
+) -> tuple[int, list[Problem]]:
+    buffer = np.empty(min(piece, source.size), np.uint8)
+    checked = 0
+    problems = []
+    for index in range(source.pieces):
+        try:
+            size = source.check(index, buffer)
+        except (LoadError, OSError) as error:
+            problems.append(_from_error(found, error, source.path))
+            continue
+        checked += size
+        if progress is not None:
+            progress(size)
+    return checked, problems
+
+
+def _check_foreign(found: Found, key: Key | None) -> tuple[int, list[Problem]]:
+    from swansong.store.ckpt_cipher import looks_encrypted
+
+    with ExitStack() as stack:
+        try:
+            if key is None and looks_encrypted(open_file(found.path, stack)):
+                return 0, []  # nothing can be told of it without the key
+            with open_checkpoint(found.path, key=key):
+                return found.nbytes, []
+        except (LoadError, OSError) as error:
+            return 0, [_from_error(found, error)]
+
+
+def _from_error(found: Found, error: Exception, file: str | None = None) -> Problem:
+    if isinstance(error, DamagedError):
+        return _problem(found, error.file or file, error.offset, error.tensor, str(error))
+    return Problem(
+        path=str(found.path),
+        file=file or str(found.path),
+        offset=None,
+        tensor=None,
+        what=str(error),
+        about_key=isinstance(error, KeyNeededError | WrongKeyError | UnauthenticatedError),
+    )
+
+
+def _problem(found: Found, file: str | None, offset: int | None, tensor: str | None, what: str) -> Problem:
+    return Problem(path=str(found.path), file=file, offset=offset, tensor=tensor, what=what)

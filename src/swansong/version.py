@@ -1,0 +1,3 @@
+"""The release, in one place."""
+
+VERSION = "0.1.0"
