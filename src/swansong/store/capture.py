@@ -10,6 +10,7 @@ import mmap
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -32,7 +33,8 @@ class Staging:
         self._free = threading.Semaphore(GENERATIONS)
 
     def capture(self, content: Content) -> tuple[Content, Callable[[], None]]:
-        """Copy every tensor of `content`; return the copy, and what to call when it is no longer needed.
+        """Copy every tensor of `content`, and all else that could change; return the copy, and what to call
+        when it is no longer needed.
 
         Waits while two earlier captures are still in use. Tensors that share memory are copied once each.
         """
@@ -45,13 +47,14 @@ class Staging:
             at = 0
             tensors, at = _place(content.tensors, memory, at, jobs)
             rest, at = _place(content.rest, memory, at, jobs)
-            shown = {k: v for k, v in content.append_info.items() if isinstance(v, HostTensor)}
-            appended, at = _place(shown, memory, at, jobs)
+            appended, at = _place(content.appended, memory, at, jobs)
+            others = {name: deepcopy(getattr(content, name)) for name in ("skeleton", "objects", "inexact")}
             self._copy(jobs)
         except BaseException:
             self._free.release()
             raise
-        copied = replace(content, tensors=tensors, rest=rest, append_info={**content.append_info, **appended})
+        append_info = {**content.append_info, **appended}
+        copied = replace(content, tensors=tensors, rest=rest, append_info=append_info, **others)
         return copied, _once(lambda: self._give_back(memory))
 
     def close(self) -> None:

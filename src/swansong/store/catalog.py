@@ -7,22 +7,24 @@ Nothing here changes the file system.
 from __future__ import annotations
 
 import os
-import stat
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 import xxhash
 
-from swansong.errors import DamagedError, LoadError, MalformedError
+from swansong.errors import LoadError, MalformedError, NotSupportedError, SwansongError
 from swansong.store import manifest as manifests
 from swansong.store import naming
 from swansong.store.manifest import FileRecord, Manifest
-from swansong.store.source import PlainFile
+from swansong.store.source import PlainFile, open_regular
 
 State = Literal["committed", "damaged", "unverified", "incomplete"]
+ATTEMPTS: Final = 3
+"""Looks at something that a writer may be replacing, before it is called damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,20 +58,12 @@ class Found:
 def scan(directory: Path, *, series: str | None = None) -> list[Found]:
     """Everything in `directory` that is or was to be a checkpoint, newest first, those without seq last.
 
-    With `series`, only what is committed in it. Raises FileNotFoundError or NotADirectoryError.
+    With `series`, only what is committed in it. What cannot be read is listed as damaged, what goes meanwhile
+    is left out. Raises FileNotFoundError or NotADirectoryError.
     """
     entries = sorted(os.scandir(directory), key=lambda e: e.name)
     claims = sidecars(directory)
-    found = []
-    for entry in entries:
-        if entry.name == naming.CONTROL:
-            continue
-        path = directory / entry.name
-        if entry.is_dir():
-            if (path / naming.MANIFEST).is_file():
-                found.append(_directory(path))
-        elif entry.is_file() and (entry.name in claims or entry.name.endswith(naming.SINGLE_FILE_SUFFIXES)):
-            found.append(_single(path, claims.get(entry.name, [])))
+    found = [one for entry in entries if (one := _look(directory / entry.name, entry, claims)) is not None]
     if series is not None:
         found = [f for f in found if f.committed and f.manifest is not None and f.manifest.series == series]
     else:
@@ -78,10 +72,32 @@ def scan(directory: Path, *, series: str | None = None) -> list[Found]:
 
 
 def find(path: Path) -> Found:
-    """What stands at `path`. Raises FileNotFoundError."""
-    if path.is_dir():
-        return _directory(path)
-    return _single(path, sidecars(path.parent).get(path.name, []))
+    """What stands at `path`. Raises FileNotFoundError, OSError, MalformedError for no regular file.
+
+    What looks damaged is looked at again: a writer may have replaced it between the looks at its parts.
+    """
+    for _ in range(ATTEMPTS - 1):
+        found = _find(path, None)
+        if found.state != "damaged":
+            return found
+    return _find(path, None)
+
+
+def is_native(path: Path) -> bool:
+    """True if a directory is a native checkpoint, or what is left of one whose manifest is gone."""
+    if (path / naming.MANIFEST).is_file():
+        return True
+    with suppress(OSError):
+        return any(naming.parse_data_file(entry.name) for entry in os.scandir(path))
+    return False
+
+
+def kind_of(entry: os.DirEntry[str]) -> Literal["file", "directory"] | None:
+    """What an entry is, links followed; None for anything else, and for what cannot be told."""
+    try:
+        return "directory" if entry.is_dir() else "file" if entry.is_file() else None
+    except OSError:
+        return None
 
 
 def sidecars(directory: Path) -> dict[str, list[Path]]:
@@ -100,15 +116,24 @@ def sidecars(directory: Path) -> dict[str, list[Path]]:
 
 def read_manifest(path: Path) -> bytes:
     """A manifest's raw bytes. Raises FileNotFoundError, or MalformedError beyond the size limit."""
-    with path.open("rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_size > manifests.SIZE_LIMIT:
+    with os.fdopen(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > manifests.SIZE_LIMIT:
             raise MalformedError(
-                f"{path}: wanted a file of at most {manifests.SIZE_LIMIT:,} bytes, found {status.st_size:,}",
+                f"{path}: wanted a file of at most {manifests.SIZE_LIMIT:,} bytes, found {size:,}",
                 path=str(path),
                 file=str(path),
             )
-        return file.read(manifests.SIZE_LIMIT + 1)
+        return file.read(size)
+
+
+def identity(path: Path) -> tuple[int, int, int] | None:
+    """What tells a file from the next one of its name, even on the freed inode; None if there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,32 +144,43 @@ class Claim:
     path: Path
 
 
-def match(descriptor: int, candidates: list[Path]) -> tuple[Claim | None, str]:
+def match(data: PlainFile, candidates: list[Path]) -> tuple[Claim | None, SwansongError | None]:
     """The manifest among `candidates` that vouches for an open file; else None, and why not.
 
-    Size decides, and the other files that the manifest lists; where several fit, the content does.
+    Size decides, and the other files that the manifest lists; where several fit, the content does. There is
+    no error only if there are no candidates.
     """
-    size = os.fstat(descriptor).st_size
     fitting: list[Claim] = []
-    reasons: list[str] = []
+    problems: list[SwansongError] = []
     for path in candidates:
         try:
             found = manifests.decode(read_manifest(path), str(path))
-        except FileNotFoundError:
-            continue
-        except (DamagedError, LoadError) as error:
-            reasons.append(str(error))
-            continue
-        reason = _unfit(found, size, path)
-        if reason is None:
-            fitting.append(Claim(found, path))
+        except (LoadError, NotSupportedError) as error:
+            problems.append(error)
+        except OSError as error:
+            # Also if it has gone meanwhile: without it, the file would pass for unverified.
+            problems.append(_malformed(data, str(error)))
         else:
-            reasons.append(reason)
+            reason = _unfit(found, data.size, path)
+            if reason is None:
+                fitting.append(Claim(found, path))
+            else:
+                problems.append(_malformed(data, reason))
     if len(fitting) > 1:
-        # Leftovers of saves that never came to their rename can have the same size.
-        same = [claim for claim in fitting if same_content(descriptor, claim.manifest.files[0])]
-        fitting = same or fitting[-1:]
-    return (fitting[-1], "") if fitting else (None, "; ".join(reasons))
+        # Leftovers of saves that never came to their rename can have the same size. Where even the content
+        # is the same, the latest counts: it may have returned.
+        same = [claim for claim in fitting if same_content(data, claim.manifest.files[0])]
+        fitting = same or fitting
+    if fitting:
+        return max(fitting, key=lambda claim: claim.manifest.seq), None
+    if len(problems) > 1:
+        newer: list[SwansongError] = [p for p in problems if isinstance(p, NotSupportedError)]
+        problems = newer or [_malformed(data, "; ".join(map(str, problems)))]
+    return None, problems[0] if problems else None
+
+
+def _malformed(data: PlainFile, what: str) -> MalformedError:
+    return MalformedError(f"{data.path}: {what}", path=data.path, file=data.path)
 
 
 def _unfit(found: Manifest, size: int, path: Path) -> str | None:
@@ -163,31 +199,48 @@ def _unfit(found: Manifest, size: int, path: Path) -> str | None:
     return None
 
 
-def same_content(descriptor: int, record: FileRecord, *, pieces: int | None = None) -> bool:
-    """True if an open file has the recorded size and digests (of the first `pieces`, if given)."""
-    source = PlainFile(descriptor, record.name)
-    if (
-        source.size != record.size
-        or record.piece <= 0
-        or len(record.digests) != -(-record.size // record.piece)
-    ):
+def same_content(data: PlainFile, record: FileRecord, *, sample: bool = False) -> bool:
+    """True if an open file has the recorded size and digests; with `sample`, of its first and last piece."""
+    count = -(-record.size // record.piece)
+    if data.size != record.size or len(record.digests) != count:
         return False
-    for index, want in enumerate(record.digests[:pieces]):
+    for index in range(count) if not sample else {0, count - 1} if count else ():
         piece = np.empty(min(record.piece, record.size - index * record.piece), np.uint8)
         try:
-            source.read_into(index * record.piece, piece)
+            data.read_into(index * record.piece, piece)
         except MalformedError:
             return False
-        if xxhash.xxh3_128_hexdigest(piece.data) != want:
+        if xxhash.xxh3_128_hexdigest(piece.data) != record.digests[index]:
             return False
     return True
 
 
-def _single(path: Path, candidates: list[Path]) -> Found:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _look(path: Path, entry: os.DirEntry[str], claims: dict[str, list[Path]]) -> Found | None:
+    """What an entry of a directory is; None if that is no checkpoint."""
+    kind = kind_of(entry) if entry.name != naming.CONTROL else None
+    try:
+        if kind == "directory" and is_native(path):
+            return find(path)
+        if kind == "file" and (entry.name in claims or entry.name.endswith(naming.SINGLE_FILE_SUFFIXES)):
+            found = _find(path, claims)
+            return found if found.state != "damaged" else find(path)
+    except FileNotFoundError:
+        return None  # removed since the directory was read
+    except (MalformedError, OSError) as error:
+        return Found(path=path, state="damaged", nbytes=0, modified=0.0, problem=str(error))
+    return None
+
+
+def _find(path: Path, claims: dict[str, list[Path]] | None) -> Found:
+    """`claims` are the directory's sidecars, if they are known."""
+    if path.is_dir():
+        return _directory(path)
+    descriptor = open_regular(path)
     try:
         status = os.fstat(descriptor)
-        claim, reason = match(descriptor, candidates)
+        # After the data is open: a manifest is there before its data gets its name.
+        known = sidecars(path.parent) if claims is None else claims
+        claim, error = match(PlainFile(descriptor, str(path)), known.get(path.name, []))
     finally:
         os.close(descriptor)
     if claim is not None:
@@ -201,10 +254,10 @@ def _single(path: Path, candidates: list[Path]) -> Found:
         )
     return Found(
         path=path,
-        state="damaged" if reason else "unverified",
+        state="damaged" if error is not None else "unverified",
         nbytes=status.st_size,
         modified=status.st_mtime,
-        problem=reason or "no manifest vouches for it",
+        problem=str(error) if error is not None else "no manifest vouches for it",
     )
 
 
@@ -213,10 +266,10 @@ def _directory(path: Path) -> Found:
     status = path.stat()
     try:
         found = manifests.decode(read_manifest(record), str(record))
-    except (LoadError, OSError) as error:
-        size = sum(p.stat().st_size for p in path.iterdir() if p.is_file())
-        problem = str(error)
-        return Found(path=path, state="damaged", nbytes=size, modified=status.st_mtime, problem=problem)
+    except (LoadError, NotSupportedError, OSError) as error:
+        return Found(
+            path=path, state="damaged", nbytes=_size(path), modified=status.st_mtime, problem=str(error)
+        )
     problems = [text for file in found.files if (text := _misfit(path, file)) is not None]
     return Found(
         path=path,
@@ -246,18 +299,26 @@ def _unfinished(directory: Path) -> list[Found]:
     for path in entries:
         if path.suffix == naming.LOCK:
             continue
-        files = [path] if path.is_file() else [p for p in path.glob("*") if p.is_file()]
-        size = sum(p.stat().st_size for p in files)
-        found.append(
-            Found(
-                path=path,
-                state="incomplete",
-                nbytes=size,
-                modified=path.stat().st_mtime,
-                problem="being written, or left by a save that died",
+        with suppress(OSError):  # it may be over by now
+            found.append(
+                Found(
+                    path=path,
+                    state="incomplete",
+                    modified=path.stat().st_mtime,
+                    nbytes=_size(path),
+                    problem="being written, or left by a save that died",
+                )
             )
-        )
     return found
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of the files right in a directory."""
+    size = 0
+    for file in path.iterdir() if path.is_dir() else [path]:
+        with suppress(OSError):
+            size += file.stat().st_size if file.is_file() else 0
+    return size
 
 
 def _newest_first(found: Found) -> tuple[int, int, float, str]:

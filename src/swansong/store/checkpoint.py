@@ -59,9 +59,16 @@ class Content:
     """What a resumed run will not get back exactly, each with its reason."""
 
     @property
+    def appended(self) -> dict[str, HostTensor]:
+        """The tensors in `append_info`."""
+        return {name: value for name, value in self.append_info.items() if isinstance(value, HostTensor)}
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(t.nbytes for t in self.tensors.values()) + sum(t.nbytes for t in self.rest.values())
+        return sum(
+            tensor.nbytes for group in (self.tensors, self.rest, self.appended) for tensor in group.values()
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,14 +111,19 @@ def form_of(mode: str) -> Form:
     raise ConfigError(f"encryption mode: wanted 'AES-GCM' or 'AES-CBC', got {mode!r}")
 
 
+def mode_of(source: Source) -> str | None:
+    """The mode in which MindSpore encrypted the file, by its first bytes ("SM4-CBC" too), or None."""
+    return _MODES.get(int.from_bytes(read(source, 0, 4), "little")) if source.size >= 4 else None
+
+
 def looks_encrypted(source: Source) -> bool:
     """True if the file begins as MindSpore's encrypted files do, in any of its modes."""
-    return _mode(source) is not None
+    return mode_of(source) is not None
 
 
 def require_mode(source: Source, form: Form) -> None:
     """Raise LoadError unless the file begins as one encrypted in that mode; NotSupportedError for SM4-CBC."""
-    path, found = source.path, _mode(source)
+    path, found = source.path, mode_of(source)
     if found is None:
         raise LoadError(f"{path}: a key was given, but MindSpore did not encrypt this file", path=path)
     if found == _MODES[_SM4_MAGIC]:
@@ -127,10 +132,6 @@ def require_mode(source: Source, form: Form) -> None:
         )
     if found != form.mode:
         raise LoadError(f"{path}: encrypted with {found}, not with {form.mode}; give that mode", path=path)
-
-
-def _mode(source: Source) -> str | None:
-    return _MODES.get(int.from_bytes(read(source, 0, 4), "little")) if source.size >= 4 else None
 
 
 def malformed(stored: Source, offset: int, what: str) -> MalformedError:

@@ -30,11 +30,13 @@ class Choice:
             warnings.warn(f"{found.path} is passed over: {reason}", SwansongWarning, stacklevel=3)
 
 
-def choose(directories: Sequence[Path], series: str, *, key: Key | None = None) -> Choice:
+def choose(
+    directories: Sequence[Path], series: str, *, key: Key | None = None, limit: int | None = None
+) -> Choice:
     """Find the newest checkpoint of `series` in `directories` (by seq) that verifies as a whole.
 
     Directories that do not exist are empty. With a key, it must have been sealed with that key; one that the
-    key does not open is passed over like a damaged one.
+    key does not open is passed over like a damaged one. With `limit`, those with a higher seq do not count.
     """
     candidates = [
         found for directory in directories if directory.is_dir() for found in catalog.scan(directory)
@@ -42,7 +44,12 @@ def choose(directories: Sequence[Path], series: str, *, key: Key | None = None) 
     passed = [
         (f, f.problem or "damaged") for f in candidates if f.state == "damaged" and _of_series(f, series)
     ]
-    dated = [f for f in candidates if f.committed and f.manifest is not None and f.manifest.series == series]
+    dated = [
+        f
+        for f in candidates
+        if f.committed and f.manifest is not None and f.manifest.series == series
+        if limit is None or f.manifest.seq <= limit
+    ]
     for found in sorted(dated, key=lambda f: -f.manifest.seq if f.manifest is not None else 0):
         problem = usable(found, key)
         if problem is None:

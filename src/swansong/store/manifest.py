@@ -68,8 +68,8 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One data file."""
 
     name: _FileName
-    """Relative to the directory that holds the checkpoint; for a native directory, to that directory. It cannot
-    lead out of it."""
+    """Relative to the directory that holds the checkpoint; for a native directory, to that one. Leads nowhere
+    else."""
     size: _Size
     """Stored bytes."""
     piece: _PieceSize

@@ -34,6 +34,7 @@ NAME_LIMIT: Final = 200
 _SIDECAR: Final = re.compile(r"(?P<name>.+)\.(?P<id8>[0-9a-f]{8})\.json", re.DOTALL)
 _REST: Final = re.compile(r"(?P<name>.+)\.(?P<id8>[0-9a-f]{8})\.rest\.safetensors(\.sealed)?", re.DOTALL)
 _DATA: Final = re.compile(r"c\d+-\d{5,}-(?P<id8>[0-9a-f]{8})\.safetensors(\.sealed)?", re.ASCII)
+_STAGED: Final = re.compile(r"g\d+-a\d+-r\d+-\d{5,}\.safetensors(\.sealed)?", re.ASCII)
 _PART: Final = re.compile(r"part-(\d+)-(\d+)-(\d+)\.json", re.ASCII)
 _POSITION: Final = re.compile(
     r"(?P<stem>.*)-(?P<epoch>\d+)_(?P<step>\d+)(_breakpoint)?(\.(ckpt|safetensors))?", re.DOTALL | re.ASCII
@@ -127,6 +128,11 @@ def parse_data_file(entry: str) -> str | None:
 def staged_data_file(generation: int, attempt: int, rank: int, number: int, *, sealed: bool) -> str:
     """A data file while several writers fill a directory: nobody else can have this name."""
     return f"g{generation}-a{attempt}-r{rank}-{number:05d}.safetensors{SEALED if sealed else ''}"
+
+
+def is_staged(entry: str) -> bool:
+    """True for what several writers put into a directory that is not committed yet: data files and parts."""
+    return _STAGED.fullmatch(entry) is not None or parse_part(entry) is not None
 
 
 def part(generation: int, attempt: int, rank: int) -> str:

@@ -14,8 +14,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -23,8 +24,10 @@ from swansong.errors import (
     CheckpointNotFoundError,
     DamagedError,
     KeyNeededError,
+    LoadError,
     MalformedError,
     NotCommittedError,
+    SwansongError,
     SwansongWarning,
     UnauthenticatedError,
 )
@@ -32,17 +35,20 @@ from swansong.state import tree
 from swansong.state.boxes import Box
 from swansong.state.dtypes import DTYPES, DType
 from swansong.state.tensors import HostTensor
-from swansong.store import catalog, naming, safetensors
+from swansong.store import catalog, naming, placement, safetensors
 from swansong.store import manifest as manifests
+from swansong.store.catalog import ATTEMPTS
 from swansong.store.checkpoint import Mode
 from swansong.store.ckpt import CkptReader
-from swansong.store.ckpt_cipher import MindSporeDecrypted, looks_encrypted
-from swansong.store.crypt import Key, PieceMac, Unsealed
+from swansong.store.ckpt_blocks import mode_of
+from swansong.store.ckpt_cipher import MindSporeDecrypted, MindSporeEncoding, looks_encrypted
+from swansong.store.crypt import Key, PieceMac, SealedEncoding, Unsealed
 from swansong.store.manifest import FileRecord, Manifest, TensorRecord
-from swansong.store.source import PlainFile, Source, TensorEntry, read_tensor
+from swansong.store.source import PlainFile, Source, TensorEntry, open_regular, read_tensor
 from swansong.store.verified import Verified
 
-_ATTEMPTS = 3
+_PATIENCE: Final = 100
+"""Times that somebody may replace a checkpoint while it is being opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,61 +138,89 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    path: Path, *, key: Key | None = None, mode: Mode = "AES-GCM", verify: bool = True
+    path: Path, *, key: Key | None = None, mode: Mode | None = None, verify: bool = True
 ) -> Checkpoint:
     """Open the checkpoint at `path`, a single file or a native directory.
 
-    With `verify`, each byte is checked against its digest when it is read.
+    With `verify`, each byte is checked against its digest when it is read. `mode` matters only for
+    an encrypted file without manifest; None means the mode that it says itself.
 
     Raises CheckpointNotFoundError, NotCommittedError (a directory without manifest), DamagedError (no
     manifest fits the file), KeyNeededError, WrongKeyError, UnauthenticatedError (a key was given, and the
     content is not sealed with it).
     """
-    for attempt in range(_ATTEMPTS):
-        stack = ExitStack()
+    damaged = 0
+    for _ in range(_PATIENCE):
         try:
-            return _open_once(path, stack, key, mode, verify)
-        except (DamagedError, FileNotFoundError) as error:
-            stack.close()
-            # Somebody may have replaced the file between our looks at data and manifest.
-            if attempt == _ATTEMPTS - 1:
-                if isinstance(error, DamagedError | CheckpointNotFoundError):
-                    raise
-                raise CheckpointNotFoundError(
-                    f"{path}: there is no such file or directory", path=str(path)
-                ) from None
-        except BaseException:
-            stack.close()
-            raise
-    raise AssertionError("unreachable")
+            return _open_once(path, key, mode, verify)
+        except _ReplacedError:
+            continue
+        except (DamagedError, CheckpointNotFoundError):
+            damaged += 1
+            if damaged == ATTEMPTS:
+                raise
+    raise LoadError(f"{path}: replaced {_PATIENCE} times while it was being opened", path=str(path))
 
 
 def open_file(path: Path, stack: ExitStack) -> PlainFile:
-    """Open a data file for reading until `stack` closes."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    """Open a data file for reading until `stack` closes. Raises OSError, MalformedError (no regular file)."""
+    descriptor = open_regular(path)
     stack.callback(os.close, descriptor)
     return PlainFile(descriptor, str(path))
 
 
-def _open_once(path: Path, stack: ExitStack, key: Key | None, mode: Mode, verify: bool) -> Checkpoint:
+class _ReplacedError(Exception):
+    """Somebody put another checkpoint in this one's place while it was being opened."""
+
+
+def _open_once(path: Path, key: Key | None, mode: Mode | None, verify: bool) -> Checkpoint:
+    before = _current(path)
+    stack = ExitStack()
+    try:
+        checkpoint = _open(path, stack, key, mode, verify)
+        if _current(path) != before:
+            # The manifest that was found may be the next one's: it fits if both files have one size.
+            raise _ReplacedError
+        return checkpoint
+    except BaseException as error:
+        stack.close()
+        if isinstance(error, DamagedError) and _current(path) != before:
+            raise _ReplacedError from None
+        if isinstance(error, SwansongError) or not isinstance(error, OSError):
+            raise
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise CheckpointNotFoundError(
+                f"{path}: there is no such file or directory", path=str(path)
+            ) from None
+        raise LoadError(f"{path}: cannot be read: {error.strerror}", path=str(path)) from error
+
+
+def _current(path: Path) -> tuple[int, int, int] | None:
+    """What changes when a checkpoint is replaced: a directory's manifest, or the single file."""
+    return catalog.identity(path / naming.MANIFEST) or catalog.identity(path)
+
+
+def _open(path: Path, stack: ExitStack, key: Key | None, mode: Mode | None, verify: bool) -> Checkpoint:
     if path.is_dir():
         record = path / naming.MANIFEST
         try:
             raw = catalog.read_manifest(record)
         except FileNotFoundError:
+            if not path.is_dir():
+                raise  # pruned at this very moment
             raise NotCommittedError(
                 f"{path}: not a committed checkpoint: there is no {naming.MANIFEST}", path=str(path)
             ) from None
         return _open_committed(path, path, manifests.decode(raw, str(record), key), stack, key, verify)
     data = open_file(path, stack)
     claims = catalog.sidecars(path.parent).get(path.name, [])
-    claim, reason = catalog.match(data.descriptor, claims)
+    claim, problem = catalog.match(data, claims)
     if claim is not None:
         raw = catalog.read_manifest(claim.path)
         manifest = manifests.decode(raw, str(claim.path), key)
         return _open_committed(path, path.parent, manifest, stack, key, verify, opened=data)
-    if reason:
-        raise MalformedError(f"{path}: {reason}", path=str(path), file=str(path))
+    if problem is not None:
+        raise problem
     return _open_foreign(path, data, stack, key, mode, verify)
 
 
@@ -204,11 +238,17 @@ def _open_committed(
     checkpoint = Checkpoint(path, manifest, stack)
     sources: list[Source] = []
     for index, record in enumerate(manifest.files):
-        data = opened if index == 0 and opened is not None else open_file(base / record.name, stack)
+        data = opened if index == 0 and opened is not None else _open_listed(base / record.name, stack)
         sources.append(plain_source(data, record, manifest, index, key, verify=verify))
+    placement.check(path, manifest, [source.size for source in sources])
+    if verify:
+        # No tensor's read will ever meet these. A byte of a piece cannot be had without checking all of it.
+        for index, (record, source) in enumerate(zip(manifest.files, sources, strict=True)):
+            for offset in placement.bare_pieces(manifest, index, source.size, _plain_piece(record)):
+                source.read_into(offset, np.empty(1, np.uint8))
     single = manifest.container != "directory"
     for name, tensor in manifest.tensors.items():
-        stored = _stored(path, name, tensor, sources)
+        stored = _stored(name, tensor, sources)
         beside = single and any(chunk.file > 0 for chunk in tensor.chunks)
         (checkpoint.rest if beside else checkpoint.entries)[name] = stored
     for alias, name in manifest.aliases.items():
@@ -218,6 +258,15 @@ def _open_committed(
     checkpoint.objects = _plain(objects.get("extra"), path)
     checkpoint.append_info = _plain(manifest.append_info, path)
     return checkpoint
+
+
+def _open_listed(path: Path, stack: ExitStack) -> PlainFile:
+    try:
+        return open_file(path, stack)
+    except FileNotFoundError:
+        raise MalformedError(
+            f"{path}: missing, though the manifest lists it", path=str(path), file=str(path)
+        ) from None
 
 
 def plain_source(
@@ -241,55 +290,46 @@ def plain_source(
     return MindSporeDecrypted(stored, key.material, _mode_of(record.scheme, data.path))
 
 
+def _plain_piece(record: FileRecord) -> int:
+    """Plain bytes in every piece of a file but the last."""
+    if record.scheme == "none":
+        return record.piece
+    return SealedEncoding.plain_piece if record.scheme == "sealed" else MindSporeEncoding.plain_piece
+
+
 def names_in(manifest: Manifest, file: int) -> Callable[[int, int], list[str]]:
     """A function that tells which tensors stand in a range of a file's stored bytes.
 
     Exact for unencrypted files; for encrypted ones, whose plain and stored offsets differ by less than a
     hundred bytes per 16 MiB, a neighbour may be named too.
     """
-    spans = sorted(
-        (start, stop, name)
-        for name, tensor in manifest.tensors.items()
-        for chunk in tensor.chunks
-        if chunk.file == file
-        for start, stop in chunk.ranges
-    )
-    starts = [span[0] for span in spans]
+
+    @cache  # nobody asks unless something is damaged, and the list takes time
+    def spans() -> list[tuple[int, int, str]]:
+        return sorted(
+            (start, stop, name)
+            for name, tensor in manifest.tensors.items()
+            for chunk in tensor.chunks
+            if chunk.file == file
+            for start, stop in chunk.ranges
+        )
 
     def names(start: int, stop: int) -> list[str]:
-        return [name for _, end, name in spans[: bisect_left(starts, stop)] if end > start]
+        before = bisect_left(spans(), stop, key=lambda span: span[0])
+        return [name for _, end, name in spans()[:before] if end > start]
 
     return names
 
 
-def _stored(path: Path, name: str, tensor: TensorRecord, sources: list[Source]) -> StoredTensor:
-    """A tensor as the manifest places it. MalformedError if that cannot be."""
-    dtype = DTYPES.get(tensor.dtype)
-    if dtype is None or any(not 0 <= chunk.file < len(sources) for chunk in tensor.chunks):
-        raise MalformedError(
-            f"{path}: tensor {name!r} of type {tensor.dtype!r} is kept as this release cannot read it",
-            path=str(path),
-            tensor=name,
-        )
+def _stored(name: str, tensor: TensorRecord, sources: list[Source]) -> StoredTensor:
+    """A tensor as the manifest places it, after `placement.check`."""
+    dtype = DTYPES[tensor.dtype]
     placed = []
     for chunk in tensor.chunks:
-        source = sources[chunk.file]
         shape = tensor.shape if chunk.shape is None else chunk.shape
         box = None if chunk.offset is None else Box(chunk.offset, shape)
         entry = TensorEntry(name, dtype, shape, tuple(chunk.ranges))
-        if (
-            min(shape, default=0) < 0
-            or entry.nbytes != math.prod(shape) * dtype.itemsize
-            or any(not 0 <= start <= stop <= source.size for start, stop in entry.ranges)
-            or (box is not None and not Box.whole(tensor.shape).contains(box))
-        ):
-            raise MalformedError(
-                f"{path}: tensor {name!r} of shape {list(shape)} needs {math.prod(shape) * dtype.itemsize:,} "
-                f"bytes, the manifest places {entry.nbytes:,} in a file of {source.size:,}",
-                path=str(path),
-                tensor=name,
-            )
-        placed.append(Placed(entry, source, box))
+        placed.append(Placed(entry, sources[chunk.file], box))
     return StoredTensor(name, dtype, tensor.shape, tuple(placed))
 
 
@@ -298,7 +338,7 @@ def _whole(entry: TensorEntry, source: Source) -> StoredTensor:
 
 
 def _open_foreign(
-    path: Path, data: PlainFile, stack: ExitStack, key: Key | None, mode: Mode, verify: bool
+    path: Path, data: PlainFile, stack: ExitStack, key: Key | None, mode: Mode | None, verify: bool
 ) -> Checkpoint:
     checkpoint = Checkpoint(path, None, stack)
     if path.suffix == ".safetensors":
@@ -313,13 +353,14 @@ def _open_foreign(
     if looks_encrypted(data):
         if key is None:
             raise KeyNeededError(f"{path}: encrypted; a key is needed to read it", path=str(path))
+        own = "AES-CBC" if mode_of(data) == "AES-CBC" else "AES-GCM"
+        source = MindSporeDecrypted(data, key.material, mode or own)
         warnings.warn(
             f"{path}: decrypted, but no manifest vouches for it: that blocks are missing, repeated or out of "
             "order would not be noticed",
             SwansongWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
-        source = MindSporeDecrypted(data, key.material, mode)
     elif key is not None:
         raise UnauthenticatedError(f"{path}: a key was given, but this file is not encrypted", path=str(path))
     reader = CkptReader(source)

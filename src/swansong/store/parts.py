@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from swansong.errors import DamagedError, SaveError, SwansongError
-from swansong.state.boxes import Box, coverage
+from swansong.errors import SaveError, SwansongError, UnrepresentableError
 from swansong.store import catalog, clock, naming
 from swansong.store.checkpoint import Content, Kind, Point, Saved, new_id, short
 from swansong.store.clock import Clock, SystemClock
 from swansong.store.crypt import Key
 from swansong.store.files import Files
 from swansong.store.manifest import Chunk, FileRecord, Part, TensorRecord, decode_part, encode
+from swansong.store.placement import boxes_problem
 from swansong.store.saving import manifest_of, objects_of, publish_directory, write_data
 from swansong.store.series import Series
+from swansong.store.sweeping import sweep_directory
 from swansong.store.writer import Writer, save_error
 
 
@@ -51,8 +52,12 @@ def staged(series: Series, name: str) -> Iterator[Staged]:
     """Open the shared directory; the committer holds it. What is not committed in the block is removed."""
     naming.checked_name(name)
     identity = new_id()
-    with series.space.reserve(name, short(identity)) as place:
-        series.space.files.make_directory(place, 0o700)
+    with ExitStack() as stack:
+        try:
+            place = stack.enter_context(series.space.reserve(name, short(identity)))
+            series.space.files.make_directory(place, 0o700)
+        except OSError as error:
+            raise save_error(error, series.directory / name, 0) from error
         yield Staged(series, name, identity, place)
 
 
@@ -61,8 +66,11 @@ def write_part(
 ) -> None:
     """Contribute `content` (whole tensors, or boxes of split ones) to the checkpoint put together in `place`.
 
-    Durable when it returns. Raises SaveError; nothing of the part is then taken by a committer.
+    Durable when it returns. Raises SaveError, UnrepresentableError (`rest` and `append_info` belong to single
+    writers); nothing of the part is then taken by a committer.
     """
+    if content.rest or content.append_info:
+        raise UnrepresentableError(f"{place.name}: a part has neither `rest` nor `append_info`")
     names = (naming.staged_data_file(*part, number, sealed=key is not None) for number in itertools.count())
     try:
         files, tensors, _ = write_data(writer, place, content, names, key)
@@ -93,11 +101,11 @@ def await_parts(
 ) -> None:
     """Wait until every wanted part is there. The deadline moves with progress.
 
-    Raises SaveError naming the parts that are missing when for `idle_s` seconds nothing in the directory has
-    grown.
+    Raises SaveError naming the parts that are missing when for `idle_s` seconds nothing was written in the
+    directory. A writer whose data waits in the page cache for one long fsync shows no progress.
     """
     time = time or SystemClock()
-    seen: tuple[int, int] = (-1, -1)
+    seen: tuple[int, int, int] = (-1, -1, -1)
     deadline = time.monotonic() + idle_s
     while missing := [part for part in wanted if not (staging.place / naming.part(*part)).exists()]:
         progress = _progress(staging.place)
@@ -131,10 +139,14 @@ def commit_parts(
     """
     series, files = staging.series, staging.series.space.files
     target = series.directory / staging.name
-    parts = [_read_part(staging, part, key) for part in sorted(set(wanted), key=lambda p: (p.rank, p))]
-    if not parts:
-        raise SaveError(f"{target}: not saved: no part was wanted", path=str(target))
+    ordered = sorted(set(wanted), key=lambda part: part.rank)
+    if not ordered or len({part.rank for part in ordered}) < len(ordered):
+        raise SaveError(
+            f"{target}: not saved: wanted one part of each rank, was told {ordered}", path=str(target)
+        )
+    parts = [_read_part(staging, target, part, key) for part in ordered]
     records, tensors, renames = _merge(target, parts, short(staging.id))
+    nbytes = sum(record.size for record in records)
     try:
         _keep_only(files, staging.place, {old for old, _ in renames})
         for old, new in renames:
@@ -157,32 +169,40 @@ def commit_parts(
         )
         files.write_small(staging.place / naming.MANIFEST, encode(manifest, key))
         publish_directory(series.space, staging.place, target, [record.name for record in records])
-    except SwansongError:
-        raise
     except OSError as error:
-        raise save_error(error, target, manifest.nbytes) from error
-    return Saved(path=target, id=staging.id, seq=seq, nbytes=manifest.nbytes, direct=True)
+        raise save_error(error, target, nbytes) from error
+    with suppress(OSError):  # it is saved by now; a late writer's files are swept, now or another time
+        sweep_directory(series.space, target)
+    return Saved(path=target, id=staging.id, seq=seq, nbytes=nbytes, direct=True)
 
 
-def _read_part(staging: Staged, wanted: PartId, key: Key | None) -> Part:
+def _read_part(staging: Staged, target: Path, wanted: PartId, key: Key | None) -> Part:
     path = staging.place / naming.part(*wanted)
     try:
         part = decode_part(catalog.read_manifest(path), str(path), key)
-    except (OSError, DamagedError) as error:
-        raise SaveError(f"{staging.name}: not saved: the part of rank {wanted.rank}: {error}") from error
-    if (part.id, part.generation, part.attempt, part.rank) != (staging.id, *wanted):
-        raise SaveError(f"{staging.name}: not saved: {path.name} is a part of something else")
-    for record in part.files:
-        try:
-            size = (staging.place / record.name).stat().st_size
-        except OSError as error:
-            raise SaveError(f"{staging.name}: not saved: rank {wanted.rank}: {error}") from error
-        if size != record.size:
-            raise SaveError(
-                f"{staging.name}: not saved: rank {wanted.rank}: {record.name} has {size:,} bytes, "
-                f"its part says {record.size:,}"
-            )
+        problem = _part_problem(staging, wanted, part)
+    except (OSError, SwansongError) as error:
+        raise SaveError(
+            f"{target}: not saved: the part of rank {wanted.rank}: {error}", path=str(target)
+        ) from error
+    if problem is not None:
+        raise SaveError(f"{target}: not saved: rank {wanted.rank}: {problem}", path=str(target))
     return part
+
+
+def _part_problem(staging: Staged, wanted: PartId, part: Part) -> str | None:
+    """Why a part cannot be taken; None if it can. Raises OSError for a file that is not there."""
+    if not part.readable:
+        return "its part is encrypted; the committer needs the key"
+    if (part.id, part.generation, part.attempt, part.rank) != (staging.id, *wanted):
+        return f"{naming.part(*wanted)} is a part of something else"
+    for number, record in enumerate(part.files):
+        if record.name != naming.staged_data_file(*wanted, number, sealed=record.scheme != "none"):
+            return f"its part lists {record.name!r}, which is not its own"
+        size = (staging.place / record.name).stat().st_size
+        if size != record.size:
+            return f"{record.name} has {size:,} bytes, its part says {record.size:,}"
+    return None
 
 
 def _merge(
@@ -203,21 +223,17 @@ def _merge(
             if kinds.setdefault(name, (tensor.dtype, tensor.shape)) != (tensor.dtype, tensor.shape):
                 raise SaveError(
                     f"{target}: not saved: tensor {name!r} is {tensor.dtype} {list(tensor.shape)} on rank "
-                    f"{part.rank}, but {kinds[name][0]} {list(kinds[name][1])} elsewhere"
+                    f"{part.rank}, but {kinds[name][0]} {list(kinds[name][1])} elsewhere",
+                    path=str(target),
                 )
             chunks.setdefault(name, []).extend(_shifted(chunk, first) for chunk in tensor.chunks)
     tensors = {}
     for name, (dtype, shape) in kinds.items():
-        _check_coverage(target, name, shape, chunks[name])
+        problem = boxes_problem(shape, chunks[name])
+        if problem is not None:
+            raise SaveError(f"{target}: not saved: tensor {name!r}: {problem}", path=str(target))
         tensors[name] = TensorRecord(dtype=dtype, shape=shape, chunks=chunks[name])
     return records, tensors, renames
-
-
-def _check_coverage(target: Path, name: str, shape: tuple[int, ...], chunks: list[Chunk]) -> None:
-    boxes = [Box(c.offset or (0,) * len(shape), c.shape if c.shape is not None else shape) for c in chunks]
-    covered = coverage(shape, boxes)
-    if not covered.complete:
-        raise SaveError(f"{target}: not saved: tensor {name!r}: {covered.describe()}", path=str(target))
 
 
 def _renamed(record: FileRecord, name: str) -> FileRecord:
@@ -242,10 +258,11 @@ def _keep_only(files: Files, place: Path, names: set[str]) -> None:
             files.remove_tree(path)
 
 
-def _progress(place: Path) -> tuple[int, int]:
-    count = size = 0
-    for path in place.iterdir():
-        with suppress(OSError):
-            size += path.stat().st_blocks
-            count += 1
-    return count, size
+def _progress(place: Path) -> tuple[int, int, int]:
+    # Files have their full size from the beginning (they are preallocated), hence the times.
+    count = size = latest = 0
+    with suppress(OSError):
+        for path in place.iterdir():
+            status = path.stat()
+            count, size, latest = count + 1, size + status.st_size, max(latest, status.st_mtime_ns)
+    return count, size, latest

@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import numpy as np
 
 from swansong.errors import SaveError, SwansongError, UnrepresentableError
 from swansong.state import tree
+from swansong.state.boxes import Box
 from swansong.state.tensors import HostTensor
-from swansong.store import ckpt, clock, crypt, naming, safetensors
+from swansong.store import catalog, ckpt, clock, crypt, naming, safetensors
 from swansong.store.checkpoint import Content, Kind, Point, Saved, SaveOptions, new_id, short
 from swansong.store.ckpt_cipher import MindSporeEncoding
 from swansong.store.clock import Clock, SystemClock
@@ -52,8 +53,8 @@ def save(
     identity = new_id()
     created = clock.iso((time or SystemClock()).wall())
     with (
-        series.space.reserve(name, short(identity)) as place,
         _as_save_error(series.directory / name, content),
+        series.space.reserve(name, short(identity)) as place,
     ):
         draft = Draft(series, writer, name, identity, created, options)
         if options.container == "directory":
@@ -77,15 +78,14 @@ class Draft:
         """A single file, its manifest, and the file for the rest."""
         if content.boxes:
             raise UnrepresentableError(f"{self._target}: a single file holds whole tensors, these are split")
-        if twice := sorted(set(content.tensors) & (set(content.rest) | set(content.append_info))):
-            raise UnrepresentableError(f"{self._target}: {', '.join(twice[:3])}: two values of one name")
+        self._check_names(content)
         layout = single_layout(content, self._options)
         record = self._write(place, self._name, layout, single_protection(self._options))
-        inode = place.stat().st_ino
+        written = catalog.identity(place)
         made: list[Path] = []
         try:
             records = [record]
-            tensors = tensor_records(content.tensors, layout, 0)
+            tensors = tensor_records({**content.tensors, **content.appended}, layout, 0)
             if content.rest:
                 path = self._space.control / naming.rest(
                     self._name, self._id8, sealed=self._options.key is not None
@@ -102,17 +102,31 @@ class Draft:
             self._files.sync_directory(self._space.control)
             self._files.rename(place, self._target)
         except BaseException:
-            for path in made:
-                with suppress(OSError):
-                    self._files.unlink(path)
+            # An interrupt may have come after the rename; a file that is committed needs its manifest.
+            if catalog.identity(self._target) != written:
+                for path in made:
+                    with suppress(OSError):
+                        self._files.unlink(path)
             raise
         self._files.sync_directory(self._series.directory)
-        if _inode(self._target) == inode:
-            retire_others(self._space, self._name, self._id8)
+        with suppress(OSError):  # it is saved by now; what stays behind is swept another time
+            retire_others(
+                self._space, self._name, self._id8, lambda: catalog.identity(self._target) == written
+            )
         return self._saved(seq, records)
 
     def save_directory(self, place: Path, content: Content, point: Point, kind: Kind, seq: int) -> Saved:
         """A native directory by one writer."""
+        self._check_names(content)
+        if content.rest:
+            raise UnrepresentableError(f"{self._target}: rest: only a single file leaves anything out")
+        for tensor, (shape, box) in content.boxes.items():
+            if box != Box.whole(shape):
+                raise UnrepresentableError(
+                    f"{self._target}: tensor {tensor!r}: {box} is not all of {list(shape)}; the other boxes "
+                    "take other writers (store.parts)"
+                )
+        content = replace(content, tensors={**content.tensors, **content.appended})
         self._files.make_directory(place, 0o700)
         key = self._options.key
         names = (
@@ -124,6 +138,10 @@ class Draft:
         self._files.write_small(place / naming.MANIFEST, encode(manifest, key))
         publish_directory(self._space, place, self._target, [record.name for record in records])
         return self._saved(seq, records)
+
+    def _check_names(self, content: Content) -> None:
+        if twice := sorted(set(content.tensors) & (set(content.rest) | set(content.append_info))):
+            raise UnrepresentableError(f"{self._target}: {', '.join(twice[:3])}: two values of one name")
 
     def _write(self, path: Path, name: str, layout: Layout, how: Protection) -> FileRecord:
         record, direct = write_file(self._writer, path, name, layout, how)
@@ -234,9 +252,15 @@ def publish_directory(space: Workspace, place: Path, target: Path, data: list[st
     files = space.files
     if not (target / naming.MANIFEST).exists():
         files.sync_directory(place)
-        files.rename(place, target)
-        files.sync_directory(target.parent)
-        return
+        try:
+            files.rename(place, target)
+        except OSError:
+            if not (target / naming.MANIFEST).exists():
+                raise
+            # Another writer of that name was first: its checkpoint is replaced.
+        else:
+            files.sync_directory(target.parent)
+            return
     moved: list[Path] = []
     try:
         for name in data:
@@ -245,12 +269,14 @@ def publish_directory(space: Workspace, place: Path, target: Path, data: list[st
         files.sync_directory(target)
         files.rename(place / naming.MANIFEST, target / naming.MANIFEST)
     except BaseException:
-        for path in moved:
+        # An interrupt may have come after the last rename; what is committed needs its data.
+        for path in moved if (place / naming.MANIFEST).exists() else ():
             with suppress(OSError):
                 files.unlink(path)
         raise
     files.sync_directory(target)
-    sweep_directory(space, target)
+    with suppress(OSError):  # it is saved by now; what stays behind is swept another time
+        sweep_directory(space, target)
 
 
 def single_layout(content: Content, options: SaveOptions) -> Layout:
@@ -263,14 +289,16 @@ def single_layout(content: Content, options: SaveOptions) -> Layout:
             raise UnrepresentableError(
                 f"append_info[{name!r}]: a safetensors file holds no strings, got {value!r}"
             )
-        appended[name] = value if isinstance(value, HostTensor) else HostTensor.of(_scalar(value), name=name)
+        appended[name] = value if isinstance(value, HostTensor) else _scalar(name, value)
     return safetensors.layout(dict(content.tensors) | appended, metadata={"format": "ms"})
 
 
 def tensor_records(
     tensors: Mapping[str, HostTensor], layout: Layout, file: int, boxes: Mapping[str, Any] | None = None
 ) -> dict[str, TensorRecord]:
-    """Where each tensor lies in a file's plain bytes."""
+    """Where each tensor lies in a file's plain bytes. UnrepresentableError if a box has another shape than
+    the tensor that is to fill it.
+    """
     ranges: dict[str, list[tuple[int, int]]] = {name: [] for name in tensors}
     for extent in layout.extents():
         if extent.name in ranges:
@@ -278,6 +306,8 @@ def tensor_records(
     records = {}
     for name, tensor in tensors.items():
         shape, box = (boxes or {}).get(name, (tensor.shape, None))
+        if box is not None and box.shape != tensor.shape:
+            raise UnrepresentableError(f"tensor {name!r} of shape {list(tensor.shape)} cannot fill {box}")
         chunk = Chunk(
             file=file,
             ranges=ranges[name],
@@ -324,17 +354,21 @@ def _without_tensors(info: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in info.items() if not isinstance(value, HostTensor)}
 
 
-def _scalar(value: float) -> np.ndarray[Any, np.dtype[np.generic]]:
-    if isinstance(value, bool):
-        return np.array(value, np.bool_)
-    return np.array(value, np.int64 if isinstance(value, int) else np.float32)
-
-
-def _inode(path: Path) -> int:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return -1
+def _scalar(name: str, value: object) -> HostTensor:
+    """An appended number as MindSpore stores it: int as int64 (from 2^63 on uint64), float as float32."""
+    match value:
+        case bool():
+            array = np.array(value)
+        case int() if -(1 << 63) <= value < 1 << 64:
+            array = np.array(value, np.uint64 if value >= 1 << 63 else np.int64)
+        case float():
+            with np.errstate(over="ignore"):  # 1e300 becomes infinity; the manifest has it exactly
+                array = np.array(value, np.float32)
+        case _:
+            raise UnrepresentableError(
+                f"append_info[{name!r}]: wanted bool, int of 64 bits, float or a tensor, got {value!r}"
+            )
+    return HostTensor.of(array, name=name)
 
 
 @contextmanager
@@ -342,6 +376,11 @@ def _as_save_error(target: Path, content: Content) -> Iterator[None]:
     """Whatever the operating system refuses becomes the save's error; our own errors pass."""
     try:
         yield
+    except SaveError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        # Raised by the writer, which knows the temporary name only.
+        raise save_error(error.__cause__, target, content.nbytes) from error.__cause__
     except SwansongError:
         raise
     except OSError as error:

@@ -7,15 +7,19 @@ are pruned; what it contains is a hint, the manifests are the truth.
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from swansong.errors import LoadError
 from swansong.policy.keep import Committed, KeepPolicy
 from swansong.store import catalog, clock, naming
 from swansong.store.catalog import Found
 from swansong.store.checkpoint import new_id, short
 from swansong.store.files import FileLock, Files
+from swansong.store.manifest import Manifest
+from swansong.store.source import PlainFile, open_regular
 from swansong.store.sweeping import sweep_directory, sweep_sidecars
 from swansong.store.workspace import Workspace
 
@@ -45,17 +49,7 @@ class Series:
         naming.checked_prefix(name)
         space = Workspace(directory, files)
         space.prepare()
-        taken = [
-            entry.name
-            for entry in os.scandir(directory)
-            if (
-                entry.is_file()
-                and entry.name.endswith(naming.SINGLE_FILE_SUFFIXES)
-                and not _by_exception(entry.name)
-            )
-            or (entry.is_dir() and Path(entry.path, naming.MANIFEST).is_file())
-        ]
-        stem = naming.free_stem(name, taken)
+        stem = naming.free_stem(name, [entry.name for entry in os.scandir(directory) if _takes_a_stem(entry)])
         return cls(
             space=space, name=name, stem=stem, run=new_id(), parent=None, floor=_highest(directory, name)
         )
@@ -87,10 +81,14 @@ class Series:
     def draw(self) -> int:
         """The next number: 1 + the highest drawn in the series or carried by any checkpoint of it.
 
-        The lock file is never made durable; after a power cut `floor` makes up for what it forgot.
+        The lock file is never made durable; after a power cut `floor` makes up for what it forgot, and if it
+        was emptied or removed, the checkpoints that there are. Raises OSError.
         """
         with self._lock() as lock:
-            seq = 1 + max(_number(lock.read()), self.floor)
+            drawn = _number(lock.read())
+            if drawn is None:
+                drawn = _highest(self.directory, self.name)
+            seq = 1 + max(drawn, self.floor)
             self.space.files.write_hint(lock, b"%d\n" % seq)
             return seq
 
@@ -102,12 +100,12 @@ class Series:
         """Remove what `keep` lets go, after `newest` (its id) was committed; return what was removed.
 
         Only checkpoints of this stem are counted and removed: a run that began afresh in an occupied
-        directory does not thin out what the earlier one left. A file that is no longer the committed
-        content belongs to whoever wrote it, and stays.
+        directory does not thin out what the earlier one left. What somebody else put there stays: a file that
+        is no longer the committed content, a copy under another name, a link.
         """
         with self._lock():
             sweep_sidecars(self.space)
-            found = {f.manifest.id: f for f in self.found() if f.manifest and f.manifest.stem == self.stem}
+            found = {f.manifest.id: f for f in self.found() if f.manifest and self._saved_here(f.manifest, f)}
             committed = [
                 Committed(
                     id=m.id,
@@ -130,7 +128,12 @@ class Series:
             sweep_sidecars(self.space)
             for found in self.found():
                 if found.path.is_dir():
+                    # Its manifest may have been put there by a process that died before it made it durable.
+                    self.space.files.sync_directory(found.path)
                     sweep_directory(self.space, found.path)
+
+    def _saved_here(self, manifest: Manifest, found: Found) -> bool:
+        return manifest.stem == self.stem and manifest.name == found.name
 
     def _lock(self) -> FileLock:
         return self.space.files.lock(self.space.control / naming.series_lock(self.name), wait=True)
@@ -143,6 +146,8 @@ class Series:
         if found.manifest.container == "directory":
             with self.space.reserve(found.name, short(new_id())) as grave:
                 files.rename(found.path, grave)
+                # Durable before the content goes, or a crash could bring it back hollow.
+                files.sync_directory(grave.parent)
             return True
         # The manifest stays until a later sweep: should a crash bring the file's name back, it is still a
         # checkpoint, and pruned again.
@@ -152,21 +157,32 @@ class Series:
 
 
 def _is_ours(found: Found) -> bool:
-    """True if the content still begins as committed; the size was compared when it was found."""
-    if found.manifest is None or found.manifest.container == "directory":
-        return found.manifest is not None
+    """True if the content begins and ends as committed; the size was compared when it was found."""
+    if found.manifest is None or found.path.is_symlink():
+        return False
+    if found.manifest.container == "directory":
+        return True
     try:
-        descriptor = os.open(found.path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        descriptor = open_regular(found.path)
+    except (OSError, LoadError):
         return False
     try:
-        return catalog.same_content(descriptor, found.manifest.files[0], pieces=1)
+        data = PlainFile(descriptor, str(found.path))
+        return catalog.same_content(data, found.manifest.files[0], sample=True)
     finally:
         os.close(descriptor)
 
 
-def _by_exception(name: str) -> bool:
-    return name.removesuffix(".ckpt").endswith(naming.BREAKPOINT)
+def _takes_a_stem(entry: os.DirEntry[str]) -> bool:
+    """True for what MindSpore's collision rule looks at, and for native directories."""
+    match catalog.kind_of(entry):
+        case "file":
+            by_exception = entry.name.removesuffix(".ckpt").endswith(naming.BREAKPOINT)
+            return entry.name.endswith(naming.SINGLE_FILE_SUFFIXES) and not by_exception
+        case "directory":
+            return Path(entry.path, naming.MANIFEST).is_file()
+        case _:
+            return False
 
 
 def _highest(directory: Path, series: str) -> int:
@@ -175,6 +191,6 @@ def _highest(directory: Path, series: str) -> int:
     )
 
 
-def _number(raw: bytes) -> int:
-    text = raw.strip()
-    return int(text) if text.isdigit() and len(text) < 20 else 0
+def _number(raw: bytes) -> int | None:
+    """What a lock file says; None if it was not written to its end."""
+    return int(raw) if re.fullmatch(rb"[0-9]{1,18}\n", raw) else None

@@ -7,7 +7,9 @@ Sources stack: a decrypting one reads from a verifying one, which reads from a f
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -87,6 +89,21 @@ def check_range(source: Source, offset: int, length: int) -> None:
             file=source.path,
             offset=min(max(offset, 0), source.size),
         )
+
+
+def open_regular(path: Path) -> int:
+    """Open a file for reading; links are followed, and nothing else is waited for or set going.
+
+    Raises OSError, MalformedError for what is no regular file (a pipe would never end, a device may act).
+    """
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        raise MalformedError(
+            f"{path}: wanted a regular file, found one of mode {stat.filemode(mode)}",
+            path=str(path),
+            file=str(path),
+        )
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
 
 class PlainFile:

@@ -12,15 +12,16 @@ import numpy as np
 from swansong.errors import (
     CheckpointNotFoundError,
     DamagedError,
-    KeyNeededError,
     LoadError,
-    UnauthenticatedError,
-    WrongKeyError,
+    NotCommittedError,
+    SwansongError,
 )
-from swansong.store import catalog, manifest, naming
-from swansong.store.catalog import Found
-from swansong.store.crypt import Key, PieceMac
+from swansong.store import catalog, manifest
+from swansong.store.catalog import ATTEMPTS, Found
+from swansong.store.crypt import Key, PieceMac, Unsealed
+from swansong.store.manifest import FileRecord
 from swansong.store.opening import names_in, open_checkpoint, open_file
+from swansong.store.source import PlainFile
 from swansong.store.verified import Verified
 
 Progress = Callable[[int], None]
@@ -42,7 +43,7 @@ class Problem:
     what: str
     """In words."""
     about_key: bool = False
-    """True if the key given does not fit; the bytes may be sound."""
+    """True if it is about the key or the cipher, not about the bytes, which may be sound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +67,17 @@ class Report:
 def targets(path: Path) -> list[Found]:
     """What `verify` checks at `path`: a checkpoint, or all in a directory but incomplete ones, newest first.
 
-    Raises CheckpointNotFoundError if there is nothing.
+    Raises CheckpointNotFoundError if there is nothing, LoadError if it cannot be read.
     """
     try:
-        if path.is_dir() and not (path / naming.MANIFEST).exists():
+        if path.is_dir() and not catalog.is_native(path):
             found = [f for f in catalog.scan(path) if f.state != "incomplete"]
         else:
             found = [catalog.find(path)]
     except (FileNotFoundError, NotADirectoryError):
         found = []
+    except OSError as error:
+        raise LoadError(f"{path}: cannot be read: {error.strerror}", path=str(path)) from error
     if not found:
         raise CheckpointNotFoundError(f"{path}: no checkpoint there", path=str(path))
     return found
@@ -118,9 +121,22 @@ def check(
 ) -> tuple[int, list[Problem]]:
     """Check one entry of a directory; return the bytes read and what is wrong, all of it.
 
-    A key that does not fit is one problem; the bytes are then checked without it.
+    A key that does not fit is one problem; the bytes are then checked without it. What was replaced since it
+    was found is looked at anew, what was removed since has no problems.
     """
-    checked, problems = _check(found, key, progress)
+    for _ in range(ATTEMPTS):
+        checked, problems = _check(found, key, progress)
+        if not problems:
+            return checked, problems
+        try:
+            now = catalog.find(found.path)
+        except FileNotFoundError:
+            return checked, []
+        except (SwansongError, OSError):
+            break
+        if now.manifest == found.manifest:
+            break
+        found = now
     if key is None or not any(problem.about_key for problem in problems):
         return checked, problems
     checked, damage = _check(found, None, progress)
@@ -129,12 +145,12 @@ def check(
 
 def _check(found: Found, key: Key | None, progress: Progress | None) -> tuple[int, list[Problem]]:
     if found.state == "damaged" and found.manifest is None:
-        return 0, [_problem(found, str(found.path), None, None, found.problem or "damaged")]
+        return 0, [_why_damaged(found)]
     if found.manifest is None or found.manifest_path is None:
         return _check_foreign(found, key)
     try:
         record = manifest.decode(catalog.read_manifest(found.manifest_path), str(found.manifest_path), key)
-    except (LoadError, OSError) as error:
+    except (SwansongError, OSError) as error:
         return 0, [_from_error(found, error)]
     base = found.path if record.container == "directory" else found.path.parent
     checked = 0
@@ -142,15 +158,24 @@ def _check(found: Found, key: Key | None, progress: Progress | None) -> tuple[in
     for index, file in enumerate(record.files):
         with ExitStack() as stack:
             try:
-                mac = PieceMac(key, bytes.fromhex(file.salt or "")) if key and file.macs is not None else None
-                source = Verified(open_file(base / file.name, stack), file, names_in(record, index), mac)
+                source = open_file(base / file.name, stack)
+                check_piece = _piece_check(source, file, names_in(record, index), key)
             except (LoadError, OSError) as error:
                 problems.append(_from_error(found, error, str(base / file.name)))
                 continue
-            size, wrong = _check_pieces(found, source, file.piece, progress)
+            size, wrong = _check_pieces(found, source.path, len(file.digests), check_piece, progress)
             checked += size
             problems += wrong
     return checked, problems
+
+
+def _why_damaged(found: Found) -> Problem:
+    """What opening it says, which tells the file and the place."""
+    try:
+        open_checkpoint(found.path).close()
+    except (SwansongError, OSError) as error:
+        return _from_error(found, error)
+    return _problem(found, str(found.path), None, None, found.problem or "damaged")
 
 
 def usable(found: Found, key: Key | None = None) -> str | None:
@@ -161,17 +186,30 @@ def usable(found: Found, key: Key | None = None) -> str | None:
     return problems[0].what if problems else None
 
 
+def _piece_check(
+    data: PlainFile, record: FileRecord, names: Callable[[int, int], list[str]], key: Key | None
+) -> Callable[[int], int]:
+    """What checks one piece of a file and returns its length. Errors as those of the Sources."""
+    salt = bytes.fromhex(record.salt) if record.salt is not None else b""
+    mac = PieceMac(key, salt) if key is not None and record.macs is not None else None
+    stored = Verified(data, record, names, mac)
+    if key is not None and record.scheme == "sealed":
+        # A digest proves nothing against somebody who knows how it is made; that takes the key.
+        return Unsealed(stored, key, salt).check
+    buffer = np.empty(min(record.piece, data.size), np.uint8)
+    return lambda index: stored.check(index, buffer)
+
+
 def _check_pieces(
-    found: Found, source: Verified, piece: int, progress: Progress | None
+    found: Found, file: str, count: int, check_piece: Callable[[int], int], progress: Progress | None
 ) -> tuple[int, list[Problem]]:
-    buffer = np.empty(min(piece, source.size), np.uint8)
     checked = 0
     problems = []
-    for index in range(source.pieces):
+    for index in range(count):
         try:
-            size = source.check(index, buffer)
+            size = check_piece(index)
         except (LoadError, OSError) as error:
-            problems.append(_from_error(found, error, source.path))
+            problems.append(_from_error(found, error, file))
             continue
         checked += size
         if progress is not None:
@@ -188,7 +226,7 @@ def _check_foreign(found: Found, key: Key | None) -> tuple[int, list[Problem]]:
                 return 0, []  # nothing can be told of it without the key
             with open_checkpoint(found.path, key=key):
                 return found.nbytes, []
-        except (LoadError, OSError) as error:
+        except (SwansongError, OSError) as error:
             return 0, [_from_error(found, error)]
 
 
@@ -201,7 +239,7 @@ def _from_error(found: Found, error: Exception, file: str | None = None) -> Prob
         offset=None,
         tensor=None,
         what=str(error),
-        about_key=isinstance(error, KeyNeededError | WrongKeyError | UnauthenticatedError),
+        about_key=not isinstance(error, OSError | NotCommittedError),
     )
 
 

@@ -77,6 +77,9 @@ class Workspace:
             entries = sorted(self.temporary.iterdir())
         except FileNotFoundError:
             return
+        if entries:
+            # A checkpoint that was moved here to be removed must not come back hollow after a crash.
+            self.files.sync_directory(self.temporary)
         for path in entries:
             if path.suffix == naming.LOCK:
                 self._sweep_locked(path)

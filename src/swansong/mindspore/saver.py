@@ -1,0 +1,153 @@
+"""Running saves, at once or in the background: old checkpoints pruned after each, failures kept track of."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from swansong.errors import SaveError, SwansongWarning
+from swansong.policy.keep import KeepPolicy
+from swansong.store.background import Background
+from swansong.store.capture import Staging
+from swansong.store.checkpoint import Content, Kind, Point, Saved, SaveOptions, new_id, short
+from swansong.store.files import Files
+from swansong.store.saving import save
+from swansong.store.series import Series
+from swansong.store.workspace import Workspace
+from swansong.store.writer import Writer, save_error
+
+OnError = Literal["raise", "warn"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One checkpoint to be saved."""
+
+    series: Series
+    name: str
+    """The file's full name."""
+    content: Content
+    point: Point
+    kind: Kind
+
+
+class Saver:
+    """Saves one checkpoint at a time. What fails is raised, or warned of, at the latest in `wait`."""
+
+    def __init__(
+        self, files: Files, keep: KeepPolicy, options: SaveOptions, *, background: bool, on_error: OnError
+    ) -> None:
+        self.latest: Path | None = None
+        """The newest checkpoint that is on disk, durably; not one of an exception, as in MindSpore."""
+        self.step: int | None = None
+        """Step of the last save that is done or under way; None if it failed."""
+        self._files, self._keep, self._options, self._on_error = files, keep, options, on_error
+        self._writer = Writer(files)
+        self._staging = Staging(self._writer.options.threads)
+        self._background: Background[Saved | None] | None = (
+            Background("swansong-save") if background else None
+        )
+
+    def save(self, request: Callable[[], Request]) -> None:
+        """Save, or begin to, what `request` returns, after waiting for the save before.
+
+        Raises SaveError, UnrepresentableError, NotSupportedError.
+        """
+        self.wait()
+        self.guarded(lambda: self._begin(request()))
+
+    def poll(self) -> None:
+        """Raise the error of a background save that has failed meanwhile, or warn of it."""
+        self.guarded(lambda: self._note(self._background.poll() if self._background is not None else None))
+
+    def wait(self) -> None:
+        """As `poll`, after waiting for the background save under way."""
+        self.guarded(lambda: self._note(self._background.wait() if self._background is not None else None))
+
+    def close(self) -> None:
+        """Give memory back. The Saver can be used again."""
+        self._writer.close()
+        self._staging.close()
+
+    def _begin(self, request: Request) -> None:
+        self.step = request.point.step
+        with _as_save_error(request):
+            seq = request.series.draw()
+        if self._background is None:
+            self._note(self._run(request, request.content, seq))
+            return
+        content, give_back = self._staging.capture(request.content)
+
+        def job() -> Saved | None:
+            try:
+                return self._run(request, content, seq)
+            finally:
+                give_back()
+
+        self._background.start(job)
+
+    def _run(self, request: Request, content: Content, seq: int) -> Saved | None:
+        with _as_save_error(request):
+            saved = save(
+                request.series,
+                self._writer,
+                request.name,
+                content,
+                request.point,
+                kind=request.kind,
+                seq=seq,
+                options=self._options,
+            )
+        try:
+            request.series.prune(self._keep, saved.id)
+        except OSError as error:
+            raise SaveError(
+                f"{saved.path}: saved, but older checkpoints could not be removed: {error}",
+                path=str(saved.path),
+            ) from error
+        return saved if request.kind != "exception" else None
+
+    def _note(self, saved: Saved | None) -> None:
+        if saved is not None:
+            self.latest = saved.path
+
+    def guarded(self, action: Callable[[], None]) -> None:
+        """Do something of which a SaveError is raised, or warned of, as a save's would be."""
+        try:
+            action()
+        except SaveError as error:
+            self.step = None
+            if self._on_error == "raise":
+                raise
+            warnings.warn(f"training goes on without a checkpoint: {error}", SwansongWarning, stacklevel=5)
+        except BaseException:
+            self.step = None
+            raise
+
+
+def write_beside(space: Workspace, name: str, data: bytes) -> None:
+    """Write a small file, mode 0600, into a directory of checkpoints, replacing one of that name in one step.
+
+    Raises SaveError.
+    """
+    target = space.directory / name
+    try:
+        with space.reserve(name, short(new_id())) as place:
+            space.files.write_small(place, data)
+            space.files.rename(place, target)
+        space.files.sync_directory(space.directory)
+    except OSError as error:
+        raise save_error(error, target, len(data)) from error
+
+
+@contextmanager
+def _as_save_error(request: Request) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        path = request.series.directory / request.name
+        raise save_error(error, path, request.content.nbytes) from error
