@@ -38,12 +38,16 @@ from swansong.errors import (
     UnauthenticatedError,
     WrongKeyError,
 )
+from swansong.state.boxes import Box
 from swansong.state.tensors import HostTensor
 from swansong.store import catalog, opening
+from swansong.store.checkpoint import Content, Point
 from swansong.store.manifest import attach_tail, detach_tail
 from swansong.store.opening import open_checkpoint
+from swansong.store.parts import PartId, commit_parts, staged, write_part
 from swansong.store.series import Series
 from swansong.store.source import PlainFile
+from swansong.store.writer import Writer
 
 T = HostTensor.of
 
@@ -432,11 +436,6 @@ def test_a_damaged_one_is_looked_at_three_times(series: Series, monkeypatch: pyt
 
 
 def test_a_tensor_in_boxes_is_put_together_where_each_belongs(series: Series) -> None:
-    from swansong.state.boxes import Box
-    from swansong.store.checkpoint import Content, Point
-    from swansong.store.parts import PartId, commit_parts, staged, write_part
-    from swansong.store.writer import Writer
-
     whole = np.arange(35, dtype=np.int16).reshape(5, 7)
     boxes = [Box((0, 0), (5, 3)), Box((0, 3), (2, 4)), Box((2, 3), (3, 4))]
     ids = [PartId(0, 0, rank) for rank in range(3)]

@@ -27,14 +27,17 @@ from store_support import (
     visible,
 )
 from swansong.errors import ConfigError, DiskFullError, SaveError, UnrepresentableError
+from swansong.policy.keep import KeepLast
 from swansong.state.boxes import Box
 from swansong.state.tensors import HostTensor
+from swansong.store import catalog, safetensors
 from swansong.store.catalog import find, scan
 from swansong.store.checkpoint import Content, Point, SaveOptions
 from swansong.store.files import Files
 from swansong.store.opening import open_checkpoint
 from swansong.store.saving import save
 from swansong.store.series import Series
+from swansong.store.sweeping import retire_others
 from swansong.store.verify import verify
 from swansong.store.writer import Writer, WriterOptions
 
@@ -172,10 +175,8 @@ def test_a_directory_of_no_tensors_is_a_checkpoint(series: Series) -> None:
 def test_a_split_header_makes_several_files_of_one_checkpoint(
     series: Series, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from swansong.store import saving
-
-    real = saving.safetensors.split
-    monkeypatch.setattr(saving.safetensors, "split", lambda shown: real(shown, limit=200))
+    real = safetensors.split
+    monkeypatch.setattr(safetensors, "split", lambda shown: real(shown, limit=200))
     content = {f"t{i}": T(np.full(3, i, np.float32)) for i in range(7)}
     saved = commit(series, named("directory"), tensors=content, aliases={"tied": "t6"})
     assert len(list(saved.path.glob("c0-0000?-*.safetensors"))) > 2
@@ -516,12 +517,37 @@ def test_another_writer_of_the_name_may_come_and_go_at_any_call(
         assert len(tree(series.directory)) == len(tree(probe.directory)), number
 
 
+def test_a_writer_that_ends_while_another_tidies_up_keeps_its_manifest(series: Series) -> None:
+    name, files = named("ckpt"), Watched()
+    other = Series.fresh(series.directory, "run", files)
+    mine = save_of(series, name, 1, CASES["ckpt with rest"])
+    written = catalog.identity(mine.path)
+    waiting, go_on = threading.Event(), threading.Event()
+
+    def pause_before_the_commit(call: str, arguments: tuple[Any, ...]) -> None:
+        if call == "rename" and arguments[1] == mine.path:
+            waiting.set()
+            go_on.wait()
+
+    files.before = pause_before_the_commit
+    writer = threading.Thread(target=lambda: save_of(other, name, 2, CASES["ckpt with rest"]))
+    writer.start()
+    waiting.wait()
+
+    def is_current() -> bool:
+        still = catalog.identity(mine.path) == written
+        go_on.set()
+        writer.join()
+        return still
+
+    retire_others(series.space, name, mine.id[:8], is_current)
+    assert content_of(mine.path) == b"\2"
+
+
 @pytest.mark.parametrize("how", CASES.values(), ids=CASES.keys())
 def test_a_sweeper_or_pruner_at_any_call_removes_nothing_of_a_living_save(
     tmp_path: Path, how: dict[str, Any]
 ) -> None:
-    from swansong.policy.keep import KeepLast
-
     name, number, count = named(how["container"]), 0, 1
     while number < count:
         files = Watched()
