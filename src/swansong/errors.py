@@ -4,6 +4,11 @@
     ├── ConfigError                (also ValueError and TypeError)  an argument is wrong
     ├── NotSupportedError          a combination that is refused rather than done wrongly
     ├── UnrepresentableError       (also TypeError)  state that no container here can hold
+    ├── ProtocolError              a peer sent what does not belong here, or a message cannot be sent
+    │   ├── AuthenticationError    it has not proved what it says, or its bytes were altered on the way
+    │   ├── WrongJobError          it belongs to another job; `want` and `got` are public job ids
+    │   ├── WrongVersionError      it speaks another version of the protocol; `want` and `got`
+    │   └── SelfConnectionError    it is this very end: nobody listens on that port
     ├── SaveError                  a checkpoint was not saved; nothing half-made is visible
     │   └── DiskFullError          (also OSError)  ... for want of space; `needed` and `free` in bytes
     └── LoadError                  (also ValueError)  a checkpoint cannot be read
@@ -41,8 +46,41 @@ class UnrepresentableError(SwansongError, TypeError):
     """Some state has no exact form on disk. The message names where it stands in the state."""
 
 
+class ProtocolError(SwansongError):
+    """What came does not belong on this connection, which is over; or a message cannot be sent on it."""
+
+
+class AuthenticationError(ProtocolError):
+    """A peer has not proved to know the job's token or to be who it says, or a frame's tag is wrong."""
+
+
+class WrongJobError(ProtocolError):
+    """A peer belongs to another job. `want` is the id of this job and `got` the peer's; neither is secret."""
+
+    def __init__(self, message: str, *, want: str = "", got: str = "") -> None:
+        super().__init__(message)
+        self.want = want
+        self.got = got
+
+
+class WrongVersionError(ProtocolError):
+    """A peer speaks another version of the protocol: `got` instead of `want`."""
+
+    def __init__(self, message: str, *, want: int = 0, got: int = 0) -> None:
+        super().__init__(message)
+        self.want = want
+        self.got = got
+
+
+class SelfConnectionError(ProtocolError):
+    """A connection leads back to itself, as happens on a loopback port where nobody listens. Try again."""
+
+
 class SaveError(SwansongError):
-    """A save failed as a whole. The checkpoint does not exist; earlier ones are untouched.
+    """A save failed. Earlier checkpoints are untouched, and nothing half-made is visible.
+
+    Only if the very last step failed, the fsync of the directory, may the new checkpoint be there, whole; but
+    whether it survives a power cut is not known then.
 
     `path` is the checkpoint that was being written; the operating system's error is the `__cause__`.
     """

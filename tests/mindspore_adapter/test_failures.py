@@ -1,6 +1,8 @@
 """What happens when a save fails, and when training does."""
 
+import errno
 import resource
+import shutil
 import threading
 from contextlib import contextmanager
 
@@ -12,6 +14,8 @@ import tiny_training as tiny
 from swansong.errors import ConfigError, DiskFullError, SaveError, SwansongWarning
 from swansong.mindspore import CheckpointConfig, ModelCheckpoint, latest_checkpoint, load_checkpoint, resume
 from swansong.store import catalog
+from swansong.store.capture import Staging
+from swansong.store.series import Series
 
 pytestmark = pytest.mark.mindspore
 
@@ -102,6 +106,52 @@ def test_a_background_failure_is_noted_on_the_exception_that_ends_training(tmp_p
     with pytest.raises(RuntimeError, match="boom") as caught:
         tiny.model().train(1, tiny.generated(), callbacks=[LimitFrom(6, 99), callback, tiny.RaiseAt(6)])
     assert "DiskFullError" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["at once", "in the background"])
+def test_old_checkpoints_that_cannot_be_removed_are_no_reason_to_end_training(
+    tmp_path, monkeypatch, background
+):
+    def fail(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted", "net-1_3.ckpt")
+
+    monkeypatch.setattr(Series, "prune", fail)
+    callback = ModelCheckpoint("net", tmp_path, CheckpointConfig(6, async_save=background))
+    with pytest.warns(SwansongWarning, match=r"net-1_6\.ckpt: saved, but .* removed: .*net-1_3\.ckpt"):
+        tiny.model().train(1, tiny.generated(), callbacks=[callback])
+    assert callback.latest_ckpt_file_name == str(tmp_path / "net-1_6.ckpt")
+    assert found(tmp_path)["net-1_6.ckpt"].kind == "periodic"
+
+
+def test_want_of_memory_for_a_copy_is_a_save_error(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(Staging, "capture", fail)
+    with pytest.raises(SaveError, match=r"net-1_6\.ckpt: not saved: Cannot allocate memory"):
+        callback = ModelCheckpoint("net", tmp_path, CheckpointConfig(6, async_save=True))
+        tiny.model().train(1, tiny.generated(), callbacks=[callback])
+
+
+class RemoveAt(ms.train.Callback):
+    """Removes a directory at the end of a step."""
+
+    def __init__(self, step: int, directory) -> None:
+        self.step, self.directory = step, directory
+
+    def on_train_step_end(self, run_context) -> None:
+        if run_context.original_args().cur_step_num == self.step:
+            shutil.rmtree(self.directory)
+
+
+@pytest.mark.parametrize("removed", ["", ".swansong"], ids=["all of it", "the manifests"])
+def test_a_directory_that_is_removed_during_training_is_made_again(tmp_path, removed):
+    directory = tmp_path / "checkpoints"
+    callback = ModelCheckpoint("net", directory, CheckpointConfig(2))
+    with pytest.warns(SwansongWarning, match="was removed during training"):
+        tiny.model().train(1, tiny.generated(), callbacks=[callback, RemoveAt(3, directory / removed)])
+    assert set(found(directory)) == {"net-1_4.ckpt", "net-1_6.ckpt"}
+    assert latest_checkpoint(directory, "net") == directory / "net-1_6.ckpt"
 
 
 class Fragile(nn.Cell):
@@ -222,6 +272,9 @@ def test_interrupted_training_waits_for_its_background_save(tmp_path):
         ({"directory": 5}, ConfigError, "directory"),
         ({"directory": " "}, ConfigError, "blank"),
         ({"directory": "x" * 1025}, ConfigError, "1024"),
+        ({"directory": "x" * 300}, ConfigError, "File name too long"),
+        ({"directory": "/proc/none"}, ConfigError, "/proc/none cannot be created: No such file"),
+        ({"directory": __file__ + "/below"}, NotADirectoryError, "below cannot be created"),
         ({"directory": __file__}, NotADirectoryError, "not a directory"),
         ({"config": "type_error"}, ConfigError, "config"),
         ({"config": ms.train.CheckpointConfig()}, ConfigError, r"import it from swansong\.mindspore"),
@@ -231,6 +284,12 @@ def test_interrupted_training_waits_for_its_background_save(tmp_path):
 def test_wrong_arguments_are_refused_at_construction(arguments, error, message):
     with pytest.raises(error, match=message):
         ModelCheckpoint(**arguments)
+
+
+def test_a_directory_behind_a_loop_of_links_is_refused_at_construction(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ConfigError, match="cannot be used: Symlink loop"):
+        ModelCheckpoint("net", tmp_path / "loop")
 
 
 def test_remove_redundancy_is_refused_in_a_job_of_one_rank(tmp_path):

@@ -276,6 +276,15 @@ def test_files_without_a_manifest_are_not_passed_over_in_silence(tmp_path):
     assert resume(tiny.model(), tmp_path, "ne", tiny.generated()).path is None
 
 
+def test_a_newer_file_without_a_manifest_is_named_when_an_older_one_is_resumed(tmp_path):
+    interrupted(tmp_path, 4)
+    for manifest in (tmp_path / ".swansong").glob("net-1_4.ckpt.*.json"):
+        manifest.unlink()
+    with pytest.warns(SwansongWarning, match=r"net-1_4\.ckpt is passed over: by its name it is newer"):
+        point = resume(tiny.model(), tmp_path, "net", tiny.generated())
+    assert point.step == 3
+
+
 @pytest.mark.parametrize(
     ("then", "now", "message"),
     [

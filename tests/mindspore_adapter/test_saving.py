@@ -9,7 +9,7 @@ from mindspore import nn
 
 import tiny_training as tiny
 from swansong.errors import NotSupportedError, SwansongWarning, UnrepresentableError
-from swansong.mindspore import CheckpointConfig, ModelCheckpoint, load_checkpoint
+from swansong.mindspore import CheckpointConfig, ModelCheckpoint, load_checkpoint, resume
 from swansong.store import catalog
 
 pytestmark = pytest.mark.mindspore
@@ -101,6 +101,24 @@ def test_retention_removes_the_oldest_of_the_series_and_nothing_that_only_looks_
         "net_1-1_5.ckpt",
         "net_1-1_6.ckpt",
     ]
+
+
+@pytest.mark.parametrize("resumed", [False, True], ids=["a fresh run", "a resumed run"])
+def test_what_a_killed_save_has_left_is_removed_by_the_next_run(tmp_path, resumed):
+    model, dataset = tiny.model(), tiny.generated()
+    model.train(1, dataset, callbacks=ModelCheckpoint("net", tmp_path, CheckpointConfig(6)))
+    temporary = tmp_path / ".swansong" / "tmp"
+    for name in ("00000001-net-1_4.ckpt", "00000001-net-1_4.ckpt.lock"):
+        (temporary / name).write_bytes(b"half")
+    if resumed:
+        resume(model, tmp_path, "net", dataset)
+    model.train(
+        2,
+        dataset,
+        callbacks=ModelCheckpoint("net", tmp_path, CheckpointConfig(6)),
+        initial_epoch=int(resumed),
+    )
+    assert not list(temporary.iterdir())
 
 
 def test_a_reused_callback_goes_on_saving_and_counting(tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
 import stat
 import zlib
 from collections.abc import Callable, Iterator
@@ -309,3 +311,22 @@ def test_a_file_that_is_there_is_never_written_to(tmp_path: Path) -> None:
 def test_free_space_that_cannot_be_told_is_none(tmp_path: Path) -> None:
     assert free_bytes(tmp_path) > 0
     assert free_bytes(tmp_path / "missing") == 0
+
+
+def test_direct_writes_that_are_refused_late_go_through_the_page_cache(tmp_path: Path) -> None:
+    files = Watched()
+    direct: list[int] = []
+
+    def before(call: str, arguments: tuple[Any, ...]) -> None:
+        if call == "write" and fcntl.fcntl(arguments[0], fcntl.F_GETFL) & os.O_DIRECT:
+            direct.append(arguments[0])
+            raise OSError(errno.EINVAL, "no direct writes here")
+
+    files.before = before
+    content = os.urandom(PIECE + 12345)
+    layout = Layout.of([Segment(content)])
+    written = Writer(files, WriterOptions(threads=1)).write(tmp_path / "file", layout, Plain())
+
+    assert direct
+    assert not written.direct
+    assert (tmp_path / "file").read_bytes() == content

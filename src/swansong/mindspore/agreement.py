@@ -49,7 +49,7 @@ def agreed(
             break
         limit = lowest if any(seq > lowest for seq, _ in proposals) else lowest - 1
     choice = Choice(choice.newest, tuple(passed.values()))
-    strays = [] if passed else _unvouched(directories, series)
+    strays = _unvouched(directories, series)
     damaged, unvouched = (
         sum(counts) for counts in zip(*ranks.gather([len(passed), len(strays)]), strict=True)
     )
@@ -59,6 +59,13 @@ def agreed(
         if unvouched:
             raise _uncommitted(strays)
     choice.warn()
+    for stray in strays:
+        if _looks_newer(stray, choice.newest):
+            warnings.warn(
+                f"{stray} is passed over: by its name it is newer, but no manifest vouches for it",
+                SwansongWarning,
+                stacklevel=3,
+            )
     if limit is not None and ranks.size > 1:
         warnings.warn(
             f"series {series!r}: newer checkpoints are passed over, since not every rank can use them",
@@ -98,6 +105,15 @@ def _unvouched(directories: Sequence[Path], series: str) -> list[Path]:
         and (position := naming.parse_position(found.name)) is not None
         and stem.fullmatch(position.stem)
     ]
+
+
+def _looks_newer(stray: Path, chosen: Found | None) -> bool:
+    """True if a file without manifest is named as if it came later in the run of the chosen checkpoint."""
+    position = naming.parse_position(stray.name)
+    manifest = chosen.manifest if chosen is not None else None
+    if position is None or manifest is None or manifest.epoch is None or manifest.step_in_epoch is None:
+        return False
+    return position.stem == manifest.stem and position[1:] > (manifest.epoch, manifest.step_in_epoch)
 
 
 def _uncommitted(strays: list[Path]) -> LoadError:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from swansong.errors import ConfigError
+from swansong.errors import ConfigError, SwansongWarning
 from swansong.mindspore.position import Place, Resumption
 from swansong.policy.checks import shown
 from swansong.store import naming
@@ -62,13 +64,24 @@ class Destination:
             self.directory = checked_directory(self._directory_function(params))
 
     def series(self) -> Series:
-        """The series in the directory of this step, begun if need be. Raises SaveError."""
+        """The series in the directory of this step, begun if need be. Raises SaveError.
+
+        Where somebody has removed the directory, or what swansong keeps in it, both are made again.
+        """
         directory = self.directory
-        if directory not in self._series:
-            try:
+        try:
+            if directory not in self._series:
                 self._series[directory] = self._begin(directory)
-            except OSError as error:
-                raise save_error(error, directory, 0) from error
+            elif not self._series[directory].space.temporary.is_dir():
+                self._series[directory].space.prepare()
+                warnings.warn(
+                    f"{directory}: it, or {naming.CONTROL} in it, was removed during training, and has been "
+                    "made again; no earlier checkpoint there can be resumed from",
+                    SwansongWarning,
+                    stacklevel=5,
+                )
+        except OSError as error:
+            raise save_error(error, directory, 0) from error
         return self._series[directory]
 
     def name(self, place: Place, suffix: str, *, on_exception: bool = False) -> str:
@@ -83,6 +96,12 @@ class Destination:
         return f"{self._prefix if self._prefix_function is not None else self.series().stem}-graph.meta"
 
     def _begin(self, directory: Path) -> Series:
+        series = self._continued(directory)
+        with suppress(OSError):  # what killed runs have left is in nobody's way: it goes another time
+            series.sweep()
+        return series
+
+    def _continued(self, directory: Path) -> Series:
         resumed = self._resumed
         if resumed is not None and (resumed.directory, resumed.prefix) == (directory, self._series_name):
             return Series.resumed(resumed.found, self._files, directory=directory)
@@ -105,8 +124,12 @@ def checked_directory(directory: object) -> Path:
         raise ConfigError(
             f"directory: wanted a path of 1 to {PATH_LIMIT} characters, not all blank, got {shown(text)}"
         )
-    path = Path(text).resolve()
-    if path.exists() and not path.is_dir():
+    try:
+        path = Path(text).resolve()
+        in_the_way = path.exists() and not path.is_dir()
+    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead back to themselves
+        raise ConfigError(f"directory: {shown(text)} cannot be used: {_reason(error)}") from error
+    if in_the_way:
         raise NotADirectoryError(f"directory: {path} is there, and is not a directory")
     return path
 
@@ -116,6 +139,12 @@ def prepared_directory(directory: str | Path | None, files: Files) -> Path:
     path = checked_directory(Path.cwd() if directory is None else directory)
     try:
         files.ensure_directory(path, 0o700)
-    except PermissionError as error:
-        raise ConfigError(f"directory: {path} cannot be created: {error.strerror}") from error
+    except NotADirectoryError as error:
+        raise NotADirectoryError(f"directory: {path} cannot be created: {_reason(error)}") from error
+    except OSError as error:
+        raise ConfigError(f"directory: {path} cannot be created: {_reason(error)}") from error
     return path
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

@@ -54,6 +54,9 @@ def resume(
     network (dropout) do not, in MindSpore not even undisturbed. `dataset` may be left out at an epoch's end,
     if its order is the same in every epoch.
 
+    `dataset` yields only what is left of it until training has begun: evaluate with another one meanwhile,
+    and after a run that is `finished`.
+
     A new process is best: after an exception inside a network, PyNative mode runs networks twice per step.
 
     All ranks must call it; they take the newest that verifies on every one of them. Checkpoints that a fault

@@ -35,6 +35,16 @@ class Request:
     kind: Kind
 
 
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """A checkpoint that is on disk."""
+
+    saved: Saved
+    kind: Kind
+    unpruned: str | None
+    """Why older checkpoints are still there, though they should have gone."""
+
+
 class Saver:
     """Saves one checkpoint at a time. What fails is raised, or warned of, at the latest in `wait`."""
 
@@ -48,9 +58,7 @@ class Saver:
         self._files, self._keep, self._options, self._on_error = files, keep, options, on_error
         self._writer = Writer(files)
         self._staging = Staging(self._writer.options.threads)
-        self._background: Background[Saved | None] | None = (
-            Background("swansong-save") if background else None
-        )
+        self._background: Background[_Outcome] | None = Background("swansong-save") if background else None
 
     def save(self, request: Callable[[], Request]) -> None:
         """Save, or begin to, what `request` returns, after waiting for the save before.
@@ -80,9 +88,10 @@ class Saver:
         if self._background is None:
             self._note(self._run(request, request.content, seq))
             return
-        content, give_back = self._staging.capture(request.content)
+        with _as_save_error(request):  # there may be no memory for a copy
+            content, give_back = self._staging.capture(request.content)
 
-        def job() -> Saved | None:
+        def job() -> _Outcome:
             try:
                 return self._run(request, content, seq)
             finally:
@@ -90,7 +99,7 @@ class Saver:
 
         self._background.start(job)
 
-    def _run(self, request: Request, content: Content, seq: int) -> Saved | None:
+    def _run(self, request: Request, content: Content, seq: int) -> _Outcome:
         with _as_save_error(request):
             saved = save(
                 request.series,
@@ -102,18 +111,26 @@ class Saver:
                 seq=seq,
                 options=self._options,
             )
+        unpruned = None
         try:
             request.series.prune(self._keep, saved.id)
         except OSError as error:
-            raise SaveError(
-                f"{saved.path}: saved, but older checkpoints could not be removed: {error}",
-                path=str(saved.path),
-            ) from error
-        return saved if request.kind != "exception" else None
+            unpruned = str(error)
+        return _Outcome(saved, request.kind, unpruned)
 
-    def _note(self, saved: Saved | None) -> None:
-        if saved is not None:
-            self.latest = saved.path
+    def _note(self, outcome: _Outcome | None) -> None:
+        """Take note of a save that is done. What it could not remove is no reason to end training."""
+        if outcome is None:
+            return
+        if outcome.kind != "exception":
+            self.latest = outcome.saved.path
+        if outcome.unpruned is not None:
+            warnings.warn(
+                f"{outcome.saved.path}: saved, but older checkpoints could not be removed: "
+                f"{outcome.unpruned}",
+                SwansongWarning,
+                stacklevel=5,
+            )
 
     def guarded(self, action: Callable[[], None]) -> None:
         """Do something of which a SaveError is raised, or warned of, as a save's would be."""

@@ -34,6 +34,8 @@ from swansong.store.crypt import Key
 from swansong.store.pieces import PIECE
 
 FORMAT: Final = "swansong/1"
+MANIFEST_START: Final = b'{"format":"swansong/'
+"""What every manifest begins with."""
 SIZE_LIMIT: Final = 1 << 29
 """Bytes of the largest manifest that is read."""
 SEALED_FIELDS: Final = (

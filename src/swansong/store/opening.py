@@ -278,8 +278,8 @@ def plain_source(
     """
     stored: Source = data
     salt = bytes.fromhex(record.salt) if record.salt else b""
-    if verify:
-        mac = PieceMac(key, salt) if key is not None and record.macs is not None else None
+    mac = PieceMac(key, salt) if key is not None and record.macs is not None else None
+    if verify or mac is not None:  # who gives a key is never given what it does not authenticate
         stored = Verified(data, record, names_in(manifest, index), mac)
     if record.scheme == "none":
         return stored

@@ -23,7 +23,8 @@ from swansong.store.crypt import Key
 from swansong.store.files import Files
 from swansong.store.manifest import Chunk, FileRecord, Part, TensorRecord, decode_part, encode
 from swansong.store.placement import boxes_problem
-from swansong.store.saving import manifest_of, objects_of, publish_directory, write_data
+from swansong.store.publishing import publish_directory
+from swansong.store.saving import manifest_of, objects_of, write_data
 from swansong.store.series import Series
 from swansong.store.sweeping import sweep_directory
 from swansong.store.writer import Writer, save_error

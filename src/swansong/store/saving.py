@@ -24,9 +24,9 @@ from swansong.store.crypt import Key, PieceMac, SealedEncoding
 from swansong.store.layout import Layout
 from swansong.store.manifest import Chunk, FileRecord, Manifest, TensorRecord, encode
 from swansong.store.pieces import PIECE, Encoding, Plain
+from swansong.store.publishing import publish_directory
 from swansong.store.series import Series
-from swansong.store.sweeping import retire_others, sweep_directory
-from swansong.store.workspace import Workspace
+from swansong.store.sweeping import retire_others
 from swansong.store.writer import PieceMacFunction, Writer, save_error
 from swansong.version import VERSION
 
@@ -241,42 +241,6 @@ def write_data(
         direct &= went_directly
         tensors |= tensor_records(group, layout, index, content.boxes)
     return records, tensors, direct
-
-
-def publish_directory(space: Workspace, place: Path, target: Path, data: list[str]) -> None:
-    """Make a filled temporary directory (data files and manifest durable in content) exist as `target`.
-
-    Under a new name the directory is renamed as a whole. Under an existing checkpoint's name the data files
-    move in first and the manifest replaces the old one last, which is the commit.
-    """
-    files = space.files
-    if not (target / naming.MANIFEST).exists():
-        files.sync_directory(place)
-        try:
-            files.rename(place, target)
-        except OSError:
-            if not (target / naming.MANIFEST).exists():
-                raise
-            # Another writer of that name was first: its checkpoint is replaced.
-        else:
-            files.sync_directory(target.parent)
-            return
-    moved: list[Path] = []
-    try:
-        for name in data:
-            files.rename(place / name, target / name)
-            moved.append(target / name)
-        files.sync_directory(target)
-        files.rename(place / naming.MANIFEST, target / naming.MANIFEST)
-    except BaseException:
-        # An interrupt may have come after the last rename; what is committed needs its data.
-        for path in moved if (place / naming.MANIFEST).exists() else ():
-            with suppress(OSError):
-                files.unlink(path)
-        raise
-    files.sync_directory(target)
-    with suppress(OSError):  # it is saved by now; what stays behind is swept another time
-        sweep_directory(space, target)
 
 
 def single_layout(content: Content, options: SaveOptions) -> Layout:

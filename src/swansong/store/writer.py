@@ -245,11 +245,24 @@ class _Job:
         self.digests[index] = xxhash.xxh3_128_hexdigest(piece.data)
         if self._mac is not None and self.macs is not None:
             self.macs[index] = self._mac(index, last, piece)
-        if self._direct is None:
+        if not self._put_directly(index, length, stored):
             self._files.write(self._descriptor, piece, index * PIECE)
-        else:
-            stored[length : _round_up(length)] = 0
-            self._files.write(self._direct, stored[: _round_up(length)], index * PIECE)
+
+    def _put_directly(self, index: int, length: int, stored: NDArray[np.uint8]) -> bool:
+        """Write a piece past the page cache; False if that is not wanted, or refused."""
+        direct = self._direct
+        if direct is None:
+            return False
+        stored[length : _round_up(length)] = 0
+        try:
+            self._files.write(direct, stored[: _round_up(length)], index * PIECE)
+        except OSError as error:
+            # Some file systems let a file be opened so, and refuse the first write.
+            if error.errno != errno.EINVAL:
+                raise
+            self._direct = None
+            return False
+        return True
 
     def _buffer_size(self) -> int:
         return min(PIECE, _round_up(self._encoding.stored_size(self._layout.size)))
