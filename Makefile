@@ -18,7 +18,7 @@ setup: $(STAMP) ## Make .venv with the pinned versions of everything, the framew
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "swansong: $(PYTHON) not found; set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[mindspore,torch,dev]'
+	$(BIN)/pip install -qq --constraint constraints.txt --editable '.[mindspore,torch,dev]'
 	@touch $@
 
 check: setup ## Format, lint, types, import contracts, sizes

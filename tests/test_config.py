@@ -380,3 +380,9 @@ def test_repr_shows_what_was_set_but_no_key() -> None:
 def test_repr_of_the_default() -> None:
     text = "CheckpointConfig.of(save=EverySteps(steps=1), keep=KeepLast(count=5))"
     assert repr(CheckpointConfig()) == repr(CheckpointConfig.of()) == text
+
+
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1], ids=["too large", "too small"])
+def test_appended_ints_have_64_bits(value: int) -> None:
+    with pytest.raises(ConfigError, match=r"append_info.*64 bits"):
+        CheckpointConfig(append_info=[{"count": value}])

@@ -222,6 +222,8 @@ class CheckpointConfig:
         if not isinstance(value, self.append_types):
             wanted = ", ".join(known.__name__ for known in self.append_types)
             raise ConfigError(f"append_info[{brief(key)}]: wanted one of {wanted}, got {shown(value)}")
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            raise ConfigError(f"append_info[{brief(key)}]: wanted an int of 64 bits, got {shown(value)}")
         if key in COUNTERS and isinstance(value, str):
             raise ConfigError(f"append_info[{key!r}]: wanted a number to count on from, got {shown(value)}")
 

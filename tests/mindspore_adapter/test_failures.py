@@ -128,8 +128,8 @@ def test_want_of_memory_for_a_copy_is_a_save_error(tmp_path, monkeypatch):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     monkeypatch.setattr(Staging, "capture", fail)
+    callback = ModelCheckpoint("net", tmp_path, CheckpointConfig(6, async_save=True))
     with pytest.raises(SaveError, match=r"net-1_6\.ckpt: not saved: Cannot allocate memory"):
-        callback = ModelCheckpoint("net", tmp_path, CheckpointConfig(6, async_save=True))
         tiny.model().train(1, tiny.generated(), callbacks=[callback])
 
 

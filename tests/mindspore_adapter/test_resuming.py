@@ -199,6 +199,21 @@ def test_dropout_is_said_not_to_be_repeatable(tmp_path):
         resume(model(), tmp_path, "net", tiny.generated())
 
 
+def test_what_other_callbacks_count_is_said_not_to_be_resumed(tmp_path):
+    stopping = ms.train.EarlyStopping(monitor="loss")
+    tiny.model().train(1, tiny.generated(), callbacks=[ModelCheckpoint("net", tmp_path), stopping])
+    with pytest.warns(SwansongWarning, match="not continued exactly: callback EarlyStopping"):
+        resume(tiny.model(), tmp_path, "net", tiny.generated())
+
+
+def test_training_another_model_than_the_one_resumed_is_warned_of(tmp_path):
+    interrupted(tmp_path, 8)
+    dataset = tiny.generated()
+    point = resume(tiny.model(), tmp_path, "net", dataset)
+    with pytest.warns(SwansongWarning, match="leaves out its first 8 batches"):
+        tiny.model().train(2, dataset, [ModelCheckpoint("net", tmp_path)], initial_epoch=point.initial_epoch)
+
+
 def test_a_later_training_with_the_same_objects_begins_at_the_start(tmp_path):
     interrupted(tmp_path, 8)
     _, model = continued(tmp_path)

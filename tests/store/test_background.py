@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from unittest import mock
 
 import pytest
 
+from swansong.errors import SaveError
 from swansong.store.background import Background
 
 
@@ -94,3 +96,30 @@ def test_the_thread_keeps_the_process_alive_and_has_its_name() -> None:
     (thread,) = (t for t in threading.enumerate() if t.name == "swansong-save")
     assert not thread.daemon
     finished(gate, background)
+
+
+def test_an_exception_in_a_wait_does_not_let_two_jobs_run_at_once() -> None:
+    background: Background[int] = Background("test")
+    go_on = threading.Event()
+    background.start(lambda: int(go_on.wait(30)))
+    assert background._done is not None
+    with (
+        mock.patch.object(background._done, "wait", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        background.wait()
+
+    assert background.busy
+    go_on.set()
+    assert background.wait() == 1
+
+
+def test_a_thread_that_cannot_start_is_the_saves_failure_and_the_next_one_works() -> None:
+    background: Background[int] = Background("test")
+    refused = mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread"))
+    with refused, pytest.raises(SaveError, match="can't start new thread"):
+        background.start(lambda: 1)
+
+    assert not background.busy
+    background.start(lambda: 2)
+    assert background.wait() == 2

@@ -240,3 +240,11 @@ def test_what_cannot_be_removed_is_told(series: Series, files: Watched, call: st
     with pytest.raises(PermissionError):
         series.prune(KeepLast(1), saved[1].id)
     assert visible(series.directory) == {named(container, n) for n in (1, 2)}
+
+
+def test_one_that_cannot_be_removed_keeps_none_of_the_others(series: Series, files: Watched) -> None:
+    saved = [commit(series, named("ckpt", n), container="ckpt") for n in (1, 2, 3)]
+    files.fail("unlink", PermissionError(1, "immutable"), lambda path: path == saved[0].path)
+    with pytest.raises(PermissionError):
+        series.prune(KeepLast(1), saved[2].id)
+    assert visible(series.directory) == {named("ckpt", 1), named("ckpt", 3)}

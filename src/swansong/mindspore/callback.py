@@ -13,11 +13,11 @@ from mindspore.train import Callback
 from swansong import config as framework_free
 from swansong.errors import ConfigError, SwansongWarning
 from swansong.mindspore.config import CheckpointConfig
-from swansong.mindspore.content import RunRecord, appended, content_of, irreproducible
+from swansong.mindspore.content import RunRecord, appended, content_of, forgotten, irreproducible
 from swansong.mindspore.destination import Destination, Directory, Prefix
 from swansong.mindspore.interruption import UpdateWatch, interrupted_place
 from swansong.mindspore.parameters import is_split
-from swansong.mindspore.position import Counters, Place, Resumption, steps_per_epoch
+from swansong.mindspore.position import Counters, Place, Resumption, steps_per_epoch, warn_of_skipping
 from swansong.mindspore.ranks import Ranks, Writers, sharing
 from swansong.mindspore.saver import OnError, Request, Saver, write_beside
 from swansong.mindspore.seeds import Seeds, gathered_seeds
@@ -174,6 +174,8 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]
         self._saver.step = None
         if resumed is not None:
             params.cur_step_num = resumed.step
+        else:
+            warn_of_skipping(params)
         if resumed is not None or self._network is None or self._network() is not network:
             self._network = weakref.ref(network)
             self._counters = Counters()
@@ -192,7 +194,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]
             self._counters.begin(params, self._resumed)
             self._asked_step = self._start_step = int(params.cur_step_num) + self._counters.step_offset
             self._watch.boundary(params)
-        self._inexact = irreproducible(params.train_network)
+        self._inexact = irreproducible(params.train_network) + forgotten(params.get("list_callback") or ())
         if self._counters.restarted:
             reason = f"training began again at epoch 1 after {self._start_step} steps"
             self._inexact += ({"what": "order of the data", "reason": reason},)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
 from mindspore import Generator, Tensor, nn
+from mindspore.train import Callback, EarlyStopping, ReduceLROnPlateau
 
 from swansong.errors import MalformedError, UnrepresentableError
 from swansong.mindspore.parameters import BUFFER, host_tensor, named_state
@@ -114,6 +115,13 @@ def irreproducible(network: nn.Cell) -> tuple[Mapping[str, Any], ...]:
         return ()
     reason = "MindSpore keeps no state of its random operators that could be restored"
     return ({"what": f"dropout ({', '.join(names[:3])}{', ...' if names[3:] else ''})", "reason": reason},)
+
+
+def forgotten(callbacks: Iterable[Callback]) -> tuple[Mapping[str, Any], ...]:
+    """What MindSpore's own callbacks count in Python, where it is not saved."""
+    names = sorted({type(c).__name__ for c in callbacks if isinstance(c, EarlyStopping | ReduceLROnPlateau)})
+    reason = "it begins counting anew, without the best value so far"
+    return tuple({"what": f"callback {name}", "reason": reason} for name in names)
 
 
 def _is_plain(value: Any) -> bool:

@@ -97,6 +97,8 @@ def checked_path(path: object) -> Path:
     """Return a path as Path; ConfigError if it is none."""
     if not isinstance(path, str | Path):
         raise ConfigError(f"wanted a path as str or Path, got {shown(path)}")
+    if not str(path).strip():
+        raise ConfigError(f"wanted a path, got {shown(path)}")
     return Path(path)
 
 

@@ -30,8 +30,8 @@ _CARRIED: Final = {"bfloat16": mstype.bfloat16}
 def named_state(network: nn.Cell) -> dict[str, Any]:
     """Every Parameter of `network` by its name, and every buffer by `BUFFER` and its place, in their order.
 
-    Raises UnrepresentableError for two Parameters of one name, NotSupportedError for hash tables and for
-    Parameters that are cached elsewhere.
+    Raises UnrepresentableError for two Parameters of one name, NotSupportedError for hash tables, for
+    Parameters that are cached elsewhere, and for names that begin as a buffer's key does.
     """
     found: dict[str, Any] = {}
     for _, parameter in network.parameters_and_names():
@@ -40,6 +40,8 @@ def named_state(network: nn.Cell) -> dict[str, Any]:
                 f"parameter {parameter.name!r}: hash tables (MapParameter) and Parameters in a "
                 "server's cache are not supported"
             )
+        if parameter.name.startswith(BUFFER):
+            raise NotSupportedError(f"parameter {parameter.name!r}: {BUFFER!r} begins the names of buffers")
         if found.setdefault(parameter.name, parameter) is not parameter:
             raise UnrepresentableError(f"two parameters of the network are named {parameter.name!r}")
     for name, buffer in network.named_buffers():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -9,7 +10,7 @@ from typing import Any, Final
 import mindspore.dataset as ds
 from mindspore import nn
 
-from swansong.errors import ConfigError
+from swansong.errors import ConfigError, SwansongWarning
 from swansong.store.catalog import Found
 
 _RESUMPTION: Final = "_swansong_resumption"
@@ -143,6 +144,19 @@ class Counters:
     def restarted(self) -> bool:
         """True if training began again at epoch 1 on a network trained before; that cannot be resumed."""
         return self.epoch_offset > 0
+
+
+def warn_of_skipping(params: Any) -> None:
+    """Warn if the data set begins late, although nothing was resumed for the network in training."""
+    dataset = params.get("train_dataset")
+    skipped = int(dataset.get_init_step()) if dataset is not None else 0
+    if skipped:
+        warnings.warn(
+            f"the data set leaves out its first {skipped} batches, but this Model was not resumed: "
+            "checkpoints will count steps as if it began at the start; resume the Model that is trained",
+            SwansongWarning,
+            stacklevel=5,
+        )
 
 
 def steps_per_epoch(params: Any) -> int:

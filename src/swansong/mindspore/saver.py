@@ -97,7 +97,11 @@ class Saver:
             finally:
                 give_back()
 
-        self._background.start(job)
+        try:
+            self._background.start(job)
+        except BaseException:
+            give_back()
+            raise
 
     def _run(self, request: Request, content: Content, seq: int) -> _Outcome:
         with _as_save_error(request):

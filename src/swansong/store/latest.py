@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swansong.errors import SwansongWarning
+from swansong.errors import LoadError, SwansongWarning
 from swansong.store import catalog, naming
 from swansong.store.catalog import Found
 from swansong.store.crypt import Key
@@ -37,10 +37,9 @@ def choose(
 
     Directories that do not exist are empty. With a key, it must have been sealed with that key; one that the
     key does not open is passed over like a damaged one. With `limit`, those with a higher seq do not count.
+    Raises LoadError for a directory that cannot be read.
     """
-    candidates = [
-        found for directory in directories if directory.is_dir() for found in catalog.scan(directory)
-    ]
+    candidates = [found for directory in directories for found in _scan(directory)]
     passed = [
         (f, f.problem or "damaged") for f in candidates if f.state == "damaged" and _of_series(f, series)
     ]
@@ -56,6 +55,13 @@ def choose(
             return Choice(found, tuple(_newer(passed, found)))
         passed.append((found, problem))
     return Choice(None, tuple(passed))
+
+
+def _scan(directory: Path) -> list[Found]:
+    try:
+        return catalog.scan(directory) if directory.is_dir() else []
+    except OSError as error:
+        raise LoadError(f"{directory}: cannot be read: {error}", path=str(directory)) from error
 
 
 def _of_series(found: Found, series: str) -> bool:

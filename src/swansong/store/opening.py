@@ -355,9 +355,9 @@ def _open_foreign(
             raise KeyNeededError(f"{path}: encrypted; a key is needed to read it", path=str(path))
         own = "AES-CBC" if mode_of(data) == "AES-CBC" else "AES-GCM"
         source = MindSporeDecrypted(data, key.material, mode or own)
+        unseen = "no changed byte" if mode_of(data) == "AES-CBC" else "no missing, repeated or moved block"
         warnings.warn(
-            f"{path}: decrypted, but no manifest vouches for it: that blocks are missing, repeated or out of "
-            "order would not be noticed",
+            f"{path}: decrypted, but no manifest vouches for it: {unseen} would be noticed",
             SwansongWarning,
             stacklevel=5,
         )

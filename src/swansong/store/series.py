@@ -102,6 +102,8 @@ class Series:
         Only checkpoints of this stem are counted and removed: a run that began afresh in an occupied
         directory does not thin out what the earlier one left. What somebody else put there stays: a file that
         is no longer the committed content, a copy under another name, a link.
+
+        Raises the first OSError, after trying the others.
         """
         with self._lock():
             sweep_sidecars(self.space)
@@ -119,7 +121,20 @@ class Series:
                 if (m := f.manifest) is not None
             ]
             doomed = [found[identity] for identity in keep.doomed(committed, newest)]
-            return [f.path for f in doomed if self._remove(f)]
+            return self._remove_all(doomed)
+
+    def _remove_all(self, doomed: list[Found]) -> list[Path]:
+        removed: list[Path] = []
+        failure: OSError | None = None
+        for found in doomed:
+            try:
+                if self._remove(found):
+                    removed.append(found.path)
+            except OSError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return removed
 
     def sweep(self) -> None:
         """Remove what saves that died have left behind, and nothing else."""

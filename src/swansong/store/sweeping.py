@@ -99,5 +99,5 @@ def _in_progress(space: Workspace, path: Path) -> bool:
 
 
 def _unlink(space: Workspace, path: Path) -> None:
-    with suppress(FileNotFoundError):
+    with suppress(OSError):  # what cannot be removed now does no harm, and is tried again
         space.files.unlink(path)

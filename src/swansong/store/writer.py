@@ -126,6 +126,8 @@ def save_error(error: OSError, path: Path, needed: int) -> SaveError:
     if isinstance(error, SaveError):
         return error
     reason = error.strerror or str(error)
+    if error.filename and Path(str(error.filename)).name != path.name:
+        reason += f" ({error.filename})"
     if error.errno not in _NO_SPACE:
         return SaveError(f"{path}: not saved: {reason}", path=str(path))
     free = free_bytes(path.parent)
