@@ -4,19 +4,22 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 ARGS   ?=
+SEEDS  ?= 20000
+RANKS  ?= 2-8
 # Ranks and test workers share the cores; one thread per library keeps them from fighting.
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup check test demo bench clean
+.PHONY: help setup check test demo bench simulate clean
 
 help: ## Show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Make .venv with the pinned versions of everything, the frameworks included
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "swansong: $(PYTHON) not found; set PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Making $(VENV): about 4 GB, a few minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -qq --constraint constraints.txt --editable '.[mindspore,torch,dev]'
 	@touch $@
@@ -36,6 +39,9 @@ demo: setup ## LeNet5 on handwritten digits: saved by policy, stopped, resumed t
 
 bench: setup ## Measure saving and loading
 	$(BIN)/python -m benchmarks $(ARGS)
+
+simulate: setup ## Run the protocol in simulation: make simulate SEEDS=100000 RANKS=2-64
+	$(BIN)/python tools/simulate.py --seeds $(SEEDS) --ranks $(RANKS) $(ARGS)
 
 clean: ## Remove what the commands above made
 	rm -rf $(VENV) .cache dist build MNIST_Data checkpoint demo_out

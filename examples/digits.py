@@ -6,6 +6,8 @@ written as MNIST's own IDX files, where the seed example of `CheckpointConfig` l
     MNIST_Data/train/train-images-idx3-ubyte    train-labels-idx1-ubyte
     MNIST_Data/test/t10k-images-idx3-ubyte      t10k-labels-idx1-ubyte
 
+LeNet5 wants 32x32: resize, as `create_dataset` in lenet5.py does.
+
 IDX (http://yann.lecun.com/exdb/mnist): two zero bytes, the type (8 = unsigned byte), the number of
 dimensions, each dimension as a big-endian 32-bit integer, then the elements in row-major order.
 """

@@ -122,7 +122,14 @@ def test_directory_without_a_data_file_is_damaged_but_described(swansong, shelf)
     assert "missing" in about["problem"]
 
 
-@pytest.mark.parametrize("name", ["", "net-3_20.ckpt", "missing.ckpt"], ids=["directory", "cut", "missing"])
+def test_a_directory_of_checkpoints_is_wrong_use(swansong, shelf):
+    shelf.save("net-3_20.ckpt")
+    result = swansong("inspect", shelf.path)
+    assert result.exit_code == 2
+    assert "try 'swansong list'" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["net-3_20.ckpt", "missing.ckpt"], ids=["cut", "missing"])
 def test_what_is_no_checkpoint_is_one_line_on_stderr(swansong, shelf, name):
     shelf.save("net-3_20.ckpt")
     shelf.truncate("net-3_20.ckpt")

@@ -45,10 +45,10 @@ def test_flipped_bit_is_named_by_file_offset_and_tensor(swansong, shelf, contain
     assert "digest" in problem["what"]
 
 
-def test_unverified_alone_is_ok(swansong, shelf):
+def test_where_nothing_can_be_verified_not_everything_is_fine(swansong, shelf):
     path = shelf.foreign("other.ckpt")
     result = swansong("verify", path)
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     assert result.stdout.startswith("unverified ")
     assert "1 unverified;" in result.stdout
 

@@ -79,7 +79,7 @@ def test_with_on_error_warn_training_goes_on_and_saves_when_it_is_due_again(tmp_
     model = tiny.model()
     config = CheckpointConfig(2, keep_checkpoint_max=1, async_save=background)
     callback = ModelCheckpoint("net", tmp_path, config, on_error="warn")
-    with pytest.warns(SwansongWarning, match=r"without a checkpoint: .*net-1_4\.ckpt"):
+    with pytest.warns(SwansongWarning, match=r"not saved, training goes on: .*net-1_4\.ckpt"):
         model.train(2, tiny.generated(), callbacks=[LimitFrom(4, 4), callback])
     assert set(found(tmp_path)) == {"net-2_6.ckpt"}
     assert tiny.state(model) == {

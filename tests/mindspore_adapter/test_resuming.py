@@ -237,7 +237,8 @@ def test_an_empty_series_begins_at_step_zero(tmp_path):
 
 def test_another_prefix_is_another_series(tmp_path):
     interrupted(tmp_path, 3)
-    assert resume(tiny.model(), tmp_path, "net-1", tiny.generated()).path is None
+    with pytest.warns(SwansongWarning, match="no checkpoint of 'net-1'"):
+        assert resume(tiny.model(), tmp_path, "net-1", tiny.generated()).path is None
     assert latest_checkpoint(tmp_path, "ne") is None
 
 
@@ -304,7 +305,7 @@ def test_a_newer_file_without_a_manifest_is_named_when_an_older_one_is_resumed(t
     ("then", "now", "message"),
     [
         (tiny.SEED, 4, "set_seed was 3 on rank 0, now it is 4"),
-        (None, tiny.SEED, "set_seed was not set"),
+        (None, tiny.SEED, r"had not called mindspore\.set_seed"),
     ],
     ids=["another seed now", "no seed then"],
 )
@@ -314,7 +315,10 @@ def test_without_the_same_seeds_resuming_is_refused_unless_reshuffling_is_allowe
     model = tiny.model()
     if then is None:
         monkeypatch.setattr(ms, "get_seed", lambda: None)
-    interrupted(tmp_path, 4, model=model)
+        with pytest.warns(SwansongWarning, match="set_seed was not called"):
+            interrupted(tmp_path, 4, model=model)
+    else:
+        interrupted(tmp_path, 4, model=model)
     monkeypatch.undo()
     model = tiny.model(seed=now)
     before = tiny.state(model)
@@ -328,8 +332,9 @@ def test_without_the_same_seeds_resuming_is_refused_unless_reshuffling_is_allowe
 def test_an_unset_data_seed_is_seen(tmp_path):
     model = tiny.model()
     ds.config.set_seed(5489)
-    interrupted(tmp_path, 4, model=model)
-    with pytest.raises(ConfigError, match=r"mindspore\.dataset\.config\.set_seed was not set"):
+    with pytest.warns(SwansongWarning, match="set_seed was not called"):
+        interrupted(tmp_path, 4, model=model)
+    with pytest.raises(ConfigError, match=r"had not called mindspore\.dataset\.config\.set_seed"):
         resume(tiny.model(), tmp_path, "net", tiny.generated())
 
 
@@ -402,7 +407,8 @@ def test_encrypted_checkpoints_resume_with_their_key_only(tmp_path):
         resume(tiny.model(), tmp_path, "net", tiny.generated())
     with pytest.raises(WrongKeyError):
         resume(tiny.model(), tmp_path, "net", tiny.generated(), dec_key=b"x" * 32)
-    _, model = continued(tmp_path, dec_key=key)
+    with pytest.warns(SwansongWarning, match="this run saves without a key"):
+        _, model = continued(tmp_path, dec_key=key)
     assert tiny.state(model) == want
 
 
@@ -435,3 +441,31 @@ def test_a_killed_run_is_resumed_by_a_new_process_to_the_same_bits(tmp_path):
     done = run(0)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-2:] == ["8", killed_run.digest(model)]
+
+
+def test_a_mistyped_prefix_is_told(tmp_path: Path) -> None:
+    tiny.model().train(1, tiny.generated(), callbacks=[ModelCheckpoint("Net", tmp_path, CheckpointConfig(6))])
+    with pytest.warns(SwansongWarning, match="no checkpoint of 'net'.*there is: Net"):
+        assert resume(tiny.model(), tmp_path, "net", tiny.generated()).step == 0
+
+
+def test_an_encrypted_series_that_goes_on_without_a_key_is_told(tmp_path: Path) -> None:
+    key = bytes(16)
+    config = CheckpointConfig(6, enc_key=key)
+    tiny.model().train(1, tiny.generated(), callbacks=[ModelCheckpoint("net", tmp_path, config)])
+    model, dataset = tiny.model(), tiny.generated()
+    point = resume(model, tmp_path, "net", dataset, dec_key=key)
+    with pytest.warns(SwansongWarning, match="is encrypted, but this run saves without a key"):
+        callback = ModelCheckpoint("net", tmp_path, CheckpointConfig(6))
+        model.train(2, dataset, callbacks=[callback], initial_epoch=point.initial_epoch)
+
+
+def test_unset_seeds_are_told_when_training_begins_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny.model()
+    monkeypatch.setattr("mindspore.get_seed", lambda: None)
+    callback = ModelCheckpoint("net", tmp_path, CheckpointConfig(6))
+    with pytest.warns(SwansongWarning, match="set_seed was not called"):
+        model.train(1, tiny.generated(), callbacks=[callback])
+    model.train(1, tiny.generated(), callbacks=[callback])

@@ -169,7 +169,7 @@ ENCRYPTED = [
 @pytest.mark.parametrize("how", ENCRYPTED, ids=["GCM", "CBC", "directory"])
 def test_what_is_encrypted_asks_for_its_key(series: Series, how: dict[str, Any]) -> None:
     path = commit(series, named(how["container"]), **how).path
-    with pytest.raises(KeyNeededError, match="encrypted; a key is needed"):
+    with pytest.raises(KeyNeededError, match="encrypted; give the key"):
         open_checkpoint(path)
     with pytest.raises(WrongKeyError, match="another key than the one given"):
         open_checkpoint(path, key=OTHER_KEY)

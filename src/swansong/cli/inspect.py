@@ -38,6 +38,10 @@ def command(
       swansong inspect checkpoints/lenet-3_100.ckpt
       swansong inspect checkpoints/lenet-3_100.ckpt --json | jq '.tensors[].name'
     """
+    if path.is_dir() and not catalog.is_native(path):
+        raise typer.BadParameter(
+            f"{path}: wanted a checkpoint, not a directory of them; try 'swansong list'", param_hint="PATH"
+        )
     description = describe(catalog.find(path), read_key(key_file))
     if as_json:
         output.print_json(description)

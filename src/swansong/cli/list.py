@@ -32,7 +32,8 @@ def command(
     """List the checkpoints in DIR, newest first.
 
     Their states: committed (the manifest is sound and the sizes match), damaged, unverified (no manifest
-    vouches for it), incomplete (being written, or left by a save that died).
+    vouches for it), incomplete (being written, or left by a save that died). Committed does not mean
+    undamaged: --verify reads the bytes.
 
     \b
     Examples:
@@ -114,7 +115,8 @@ def _print(entries: list[Found]) -> None:
         output.fixed("STATE"),
     ]
     now = clock.SystemClock().wall()
-    output.print_table(columns, [_cells(found, now if ages else None) for found in entries])
+    rows = [_cells(found, now if ages else None) for found in entries]
+    output.print_table(columns, rows, optional=("KIND", "SEQ", "SIZE", "AGE", "EPOCH"))
     damaged = [found for found in entries if found.state == "damaged"]
     if damaged:
         print()

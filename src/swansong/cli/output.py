@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 from rich.console import Console
@@ -56,8 +56,16 @@ def print_line(*parts: Text | str, indent: int = 0) -> None:
     _console().print(Padding(Text.assemble(*parts, overflow="fold"), (0, 0, 0, indent), expand=False))
 
 
-def print_table(columns: Iterable[Column], rows: Iterable[Iterable[Text]], *, header: bool = True) -> None:
-    """Print a table without rules."""
+def print_table(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[Text]],
+    *,
+    header: bool = True,
+    optional: Sequence[str] = (),
+) -> None:
+    """Print a table without rules. A narrow terminal loses columns of `optional`, first ones first."""
+    if in_terminal():
+        columns, rows = _narrowed(columns, rows, optional, _console().width)
     table = Table(
         *columns, box=None, show_header=header, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0)
     )
@@ -71,6 +79,20 @@ def print_table(columns: Iterable[Column], rows: Iterable[Iterable[Text]], *, he
         console.print(table)
     for line in captured.get().removesuffix("\n").split("\n"):
         print(line.rstrip())
+
+
+def _narrowed(
+    columns: Sequence[Column], rows: Sequence[Sequence[Text]], optional: Sequence[str], width: int
+) -> tuple[Sequence[Column], Sequence[Sequence[Text]]]:
+    for name in optional:
+        widest = [
+            max(len(str(c.header)), *(row[i].cell_len for row in rows), 0) for i, c in enumerate(columns)
+        ]
+        if sum(widest) + 2 * (len(widest) - 1) <= width:
+            break
+        kept = [i for i, column in enumerate(columns) if column.header != name]
+        columns, rows = [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
+    return columns, rows
 
 
 def words(header: str) -> Column:

@@ -24,10 +24,11 @@ def command(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> int:
-    """Read every byte of a checkpoint, or of all in a directory, and compare it with what was committed.
+    """Check every byte against what was saved, of a checkpoint or of all in a directory.
 
-    No key is needed for that. With one, it is also proved that the content was sealed with it. Of a file
-    that no manifest vouches for, only the structure can be checked.
+    No key is needed for that. With one, it is also proved that the content was sealed with it. The verdicts:
+    ok, damaged, unproven (the key does not fit), unverified (there is no manifest, so only the structure
+    could be checked). Exit code 1 if anything is damaged or unproven, or nothing could be verified.
 
     \b
     Examples:

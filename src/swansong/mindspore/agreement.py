@@ -75,6 +75,24 @@ def agreed(
     return choice.newest
 
 
+def warn_of_other_series(directories: Sequence[Path], series: str) -> None:
+    """Say so if a directory holds checkpoints, but none of `series`: the prefix may be mistyped."""
+    there = {
+        found.manifest.series
+        for directory in directories
+        if directory.is_dir()
+        for found in catalog.scan(directory)
+        if found.manifest is not None
+    }
+    if there and series not in there:
+        listed = ", ".join(sorted(there)[:5])
+        warnings.warn(
+            f"no checkpoint of {series!r} in {directories[0]}: training begins at step 0; there is: {listed}",
+            SwansongWarning,
+            stacklevel=3,
+        )
+
+
 def _unusable(choice: Choice, key: Key | None) -> LoadError:
     """The error for a series of which nothing can be used; a wrong or missing key is told as such."""
     for found, _ in choice.passed_over:
@@ -119,7 +137,8 @@ def _looks_newer(stray: Path, chosen: Found | None) -> bool:
 def _uncommitted(strays: list[Path]) -> LoadError:
     names = "\n  ".join(map(str, strays))
     return NotCommittedError(
-        "there are files of this name, but no manifest vouches for any (load_checkpoint loads them by path; "
+        "there are files of this name, but no manifest vouches for any; was .swansong left behind when they "
+        "were copied? (load_checkpoint loads them by path; "
         f"allow_fresh=True begins at step 0):\n  {names}",
         path=str(strays[0]) if strays else "",
     )

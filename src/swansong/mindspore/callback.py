@@ -77,6 +77,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]
         self._asked_s = self.clock.monotonic()
         self._asked_step = self._start_step = 0
         self._depth = 0
+        self._warned_of_seeds = False
         self._forget_run()
 
     # -- what MindSpore calls -------------------------------------------------------------------------
@@ -172,6 +173,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]
         if self._destination.known:
             self._agree()
         self._saver.step = None
+        self._warn_of_what_comes(resumed)
         if resumed is not None:
             params.cur_step_num = resumed.step
         else:
@@ -181,6 +183,25 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]
             self._counters = Counters()
             self._destination.restart(resumed)
             self._graph_saved = False
+
+    def _warn_of_what_comes(self, resumed: Resumption | None) -> None:
+        """Say at the begin what could not be mended any more when it is noticed."""
+        unset = any(seed is None for seeds in self._seeds for seed in seeds)
+        if unset and not self._warned_of_seeds and not isinstance(self._config.save_policy, Never):
+            self._warned_of_seeds = True
+            warnings.warn(
+                "mindspore.set_seed was not called: a run resumed from these checkpoints cannot go on in the "
+                "order of the data; call it before network and data set are built",
+                SwansongWarning,
+                stacklevel=4,
+            )
+        manifest = resumed.found.manifest if resumed is not None else None
+        if manifest is not None and manifest.key is not None and self._config.enc_key is None:
+            warnings.warn(
+                f"{manifest.name} is encrypted, but this run saves without a key; give enc_key",
+                SwansongWarning,
+                stacklevel=4,
+            )
 
     def _begin_counting(self, params: Any) -> None:
         """Once per run, as soon as the epoch is known. Also where MindSpore's begin was left out."""

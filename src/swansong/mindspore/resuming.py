@@ -12,7 +12,7 @@ from mindspore import nn
 from mindspore.train import Model
 
 from swansong.errors import ConfigError, SwansongWarning
-from swansong.mindspore.agreement import agreed
+from swansong.mindspore.agreement import agreed, warn_of_other_series
 from swansong.mindspore.content import RunRecord, trained_part
 from swansong.mindspore.destination import checked_directory
 from swansong.mindspore.loading import checked_key, checked_mode, not_fitting, searched
@@ -77,6 +77,7 @@ def resume(
     if found is None or found.manifest is None:
         if (earlier := Resumption.pending(network)) is not None:
             earlier.settle(network)
+        warn_of_other_series(searched(where, ttp_directory), series)
         return ResumePoint(0, 0, 0, None)
     step, now = found.manifest.step, gathered_seeds(ranks)
 
@@ -119,7 +120,7 @@ def reshuffled(record: RunRecord | None, now: tuple[Seeds, ...], per_epoch: int)
     for rank, (then, seeds) in enumerate(zip(record.seeds, now, strict=False)):
         for what, before, after in zip(_SEEDS, then, seeds, strict=True):
             if before is None:
-                reasons.append(f"{what} was not set on rank {rank} in the run that saved")
+                reasons.append(f"the run that saved had not called {what} (rank {rank})")
             elif before != after:
                 reasons.append(f"{what} was {before} on rank {rank}, now it is {after}")
     return reasons

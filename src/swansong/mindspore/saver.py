@@ -144,7 +144,9 @@ class Saver:
             self.step = None
             if self._on_error == "raise":
                 raise
-            warnings.warn(f"training goes on without a checkpoint: {error}", SwansongWarning, stacklevel=5)
+            warnings.warn(
+                f"this checkpoint was not saved, training goes on: {error}", SwansongWarning, stacklevel=5
+            )
         except BaseException:
             self.step = None
             raise

@@ -234,7 +234,9 @@ def _open_committed(
     opened: PlainFile | None = None,
 ) -> Checkpoint:
     if not manifest.readable:
-        raise KeyNeededError(f"{path}: encrypted; a key is needed to read it", path=str(path))
+        raise KeyNeededError(
+            f"{path}: encrypted; give the key (dec_key, --key-file) to read it", path=str(path)
+        )
     checkpoint = Checkpoint(path, manifest, stack)
     sources: list[Source] = []
     for index, record in enumerate(manifest.files):
@@ -284,7 +286,9 @@ def plain_source(
     if record.scheme == "none":
         return stored
     if key is None:
-        raise KeyNeededError(f"{data.path}: encrypted; a key is needed to read it", path=data.path)
+        raise KeyNeededError(
+            f"{data.path}: encrypted; give the key (dec_key, --key-file) to read it", path=data.path
+        )
     if record.scheme == "sealed":
         return Unsealed(stored, key, salt)
     return MindSporeDecrypted(stored, key.material, _mode_of(record.scheme, data.path))
@@ -352,7 +356,9 @@ def _open_foreign(
     source: Source = data
     if looks_encrypted(data):
         if key is None:
-            raise KeyNeededError(f"{path}: encrypted; a key is needed to read it", path=str(path))
+            raise KeyNeededError(
+                f"{path}: encrypted; give the key (dec_key, --key-file) to read it", path=str(path)
+            )
         own = "AES-CBC" if mode_of(data) == "AES-CBC" else "AES-GCM"
         source = MindSporeDecrypted(data, key.material, mode or own)
         unseen = "no changed byte" if mode_of(data) == "AES-CBC" else "no missing, repeated or moved block"

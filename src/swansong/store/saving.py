@@ -21,6 +21,7 @@ from swansong.store.checkpoint import Content, Kind, Point, Saved, SaveOptions, 
 from swansong.store.ckpt_cipher import MindSporeEncoding
 from swansong.store.clock import Clock, SystemClock
 from swansong.store.crypt import Key, PieceMac, SealedEncoding
+from swansong.store.files import BLOCK
 from swansong.store.layout import Layout
 from swansong.store.manifest import Chunk, FileRecord, Manifest, TensorRecord, encode
 from swansong.store.pieces import PIECE, Encoding, Plain
@@ -335,6 +336,11 @@ def _scalar(name: str, value: object) -> HostTensor:
     return HostTensor.of(array, name=name)
 
 
+def _room(content: Content) -> int:
+    """Bytes of disk that a save takes, about: whole blocks of data, and a manifest of two."""
+    return -(-content.nbytes // BLOCK) * BLOCK + 2 * BLOCK
+
+
 @contextmanager
 def _as_save_error(target: Path, content: Content) -> Iterator[None]:
     """Whatever the operating system refuses becomes the save's error; our own errors pass."""
@@ -344,10 +350,10 @@ def _as_save_error(target: Path, content: Content) -> Iterator[None]:
         if not isinstance(error.__cause__, OSError):
             raise
         # Raised by the writer, which knows the temporary name only.
-        raise save_error(error.__cause__, target, content.nbytes) from error.__cause__
+        raise save_error(error.__cause__, target, _room(content)) from error.__cause__
     except SwansongError:
         raise
     except OSError as error:
-        raise save_error(error, target, content.nbytes) from error
+        raise save_error(error, target, _room(content)) from error
     except MemoryError as error:
         raise SaveError(f"{target}: not saved: out of memory", path=str(target)) from error

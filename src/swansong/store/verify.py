@@ -57,11 +57,13 @@ class Report:
     authenticated: bool | None
     """With a key: whether everything was proved to be sealed with it. None without a key."""
     problems: tuple[Problem, ...]
+    unverified: int = 0
+    """Those of which nothing could be compared, since they have no manifest."""
 
     @property
     def ok(self) -> bool:
-        """True if nothing is wrong."""
-        return not self.problems
+        """True if nothing is wrong and there was something to compare."""
+        return not self.problems and self.unverified < self.checkpoints
 
 
 def targets(path: Path) -> list[Found]:
@@ -95,16 +97,18 @@ def verify(
     `checked` is called with each one and what is wrong with it, as soon as that is known.
 
     Every stored byte of every committed checkpoint is read. What has no manifest is parsed, which finds a cut
-    file but no flipped bit in a tensor; that it is unverified is not a problem by itself. Incomplete ones are
-    passed over. Raises CheckpointNotFoundError if there is nothing to check.
+    file but no flipped bit in a tensor; it counts as unverified, which is a problem only if there was nothing
+    else to verify. Incomplete ones are passed over. Raises CheckpointNotFoundError if there is nothing to
+    check.
     """
     found = targets(path)
     problems: list[Problem] = []
-    checked_bytes = 0
+    checked_bytes = unverified = 0
     for entry in found:
         size, wrong = check(entry, key=key, progress=progress)
         checked_bytes += size
         problems += wrong
+        unverified += entry.manifest is None and not wrong
         if checked is not None:
             checked(entry, wrong)
     authenticated = None if key is None else not problems and all(f.manifest is not None for f in found)
@@ -113,6 +117,7 @@ def verify(
         checkpoints=len(found),
         authenticated=authenticated,
         problems=tuple(problems),
+        unverified=unverified,
     )
 
 

@@ -1,0 +1,5 @@
+"""`python -m swansong`."""
+
+from swansong.cli.main import run
+
+run()
