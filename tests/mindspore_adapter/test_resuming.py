@@ -455,8 +455,8 @@ def test_an_encrypted_series_that_goes_on_without_a_key_is_told(tmp_path: Path) 
     tiny.model().train(1, tiny.generated(), callbacks=[ModelCheckpoint("net", tmp_path, config)])
     model, dataset = tiny.model(), tiny.generated()
     point = resume(model, tmp_path, "net", dataset, dec_key=key)
+    callback = ModelCheckpoint("net", tmp_path, CheckpointConfig(6))
     with pytest.warns(SwansongWarning, match="is encrypted, but this run saves without a key"):
-        callback = ModelCheckpoint("net", tmp_path, CheckpointConfig(6))
         model.train(2, dataset, callbacks=[callback], initial_epoch=point.initial_epoch)
 
 
