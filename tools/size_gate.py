@@ -15,7 +15,9 @@ from pathlib import Path
 
 FILE_LINES = 400
 FUNCTION_LINES = 50
-EXCEPTIONS: dict[str, str] = {}
+EXCEPTIONS: dict[str, str] = {
+    "src/swansong/protocol/messages.py": "declarations only: every message, event and effect",
+}
 """Path, or path:function -> why it may be larger."""
 
 

@@ -9,6 +9,12 @@
     │   ├── WrongJobError          it belongs to another job; `want` and `got` are public job ids
     │   ├── WrongVersionError      it speaks another version of the protocol; `want` and `got`
     │   └── SelfConnectionError    it is this very end: nobody listens on that port
+    ├── AddressInUseError          (also OSError)  another process listens there
+    ├── UnreachableError           (also OSError)  nobody answers at an address, or not in time
+    ├── TrainingInterrupted        training ends here by decision; the state is where `path` says, if anywhere
+    ├── ClockNotReadableError      an update clock cannot say yet how far a component is
+    ├── RecordError                a flight recorder cannot be made, written or read
+    │   └── RecordTooLargeError    ... boundary state over a slot's size; `nbytes` and `limit`
     ├── SaveError                  a checkpoint was not saved; nothing half-made is visible
     │   └── DiskFullError          (also OSError)  ... for want of space; `needed` and `free` in bytes
     └── LoadError                  (also ValueError)  a checkpoint cannot be read
@@ -74,6 +80,49 @@ class WrongVersionError(ProtocolError):
 
 class SelfConnectionError(ProtocolError):
     """A connection leads back to itself, as happens on a loopback port where nobody listens. Try again."""
+
+
+class AddressInUseError(SwansongError, OSError):
+    """An address cannot be listened on now, since another process does. It may be free in a moment."""
+
+
+class UnreachableError(SwansongError, OSError):
+    """Nobody answers at an address, or not in time, or the connection ended before the answer."""
+
+
+class TrainingInterrupted(SwansongError):
+    """The job ends by decision after an incident that this rank did not cause. Let it pass.
+
+    `step` and `path` are those of the checkpoint that was committed; None and empty if there is none, and
+    then `reason` says why.
+    """
+
+    def __init__(self, message: str, *, step: int | None = None, path: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.step = step
+        self.path = path
+        self.reason = reason
+
+
+class ClockNotReadableError(SwansongError):
+    """An update clock cannot be read now, for instance while a device still works. It may be in a moment."""
+
+
+class RecordError(SwansongError):
+    """A flight recorder cannot be made, written or read. `path` says which; training itself is unharmed."""
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class RecordTooLargeError(RecordError):
+    """Boundary state of `nbytes` bytes does not fit a slot of `limit` bytes."""
+
+    def __init__(self, message: str, *, path: str = "", nbytes: int = 0, limit: int = 0) -> None:
+        super().__init__(message, path=path)
+        self.nbytes = nbytes
+        self.limit = limit
 
 
 class SaveError(SwansongError):

@@ -15,8 +15,11 @@ import typer
 from typer.core import TyperGroup
 
 import swansong
+from swansong.cli import incident as incident_command
 from swansong.cli import inspect as inspect_command
 from swansong.cli import list as list_command
+from swansong.cli import persist as persist_command
+from swansong.cli import status as status_command
 from swansong.cli import verify as verify_command
 from swansong.cli.ending import ended
 from swansong.cli.options import Debug, Session
@@ -25,6 +28,9 @@ COMMANDS: Final[dict[str, Callable[..., int]]] = {
     "list": list_command.command,
     "inspect": inspect_command.command,
     "verify": verify_command.command,
+    "status": status_command.command,
+    "persist": persist_command.command,
+    "incident": incident_command.command,
 }
 
 

@@ -3,6 +3,7 @@
 {stem}-{epoch}_{step_in_epoch}.ckpt                 a checkpoint, single file (or .safetensors)
 {stem}-{epoch}_{step_in_epoch}/                     a checkpoint, native directory
 {stem}-{epoch}_{step_in_epoch}_breakpoint.ckpt      saved on an exception
+{stem}-{step}[_{n}]/                                a checkpoint of a loop that counts no epochs
 .swansong/{name}.{id8}.json                         manifest of the single file {name}
 .swansong/{name}.{id8}.rest.safetensors[.sealed]    parameters that the single file leaves out
 .swansong/{series}.lock                             highest seq drawn; flocked while drawing or pruning
@@ -76,6 +77,11 @@ def position_name(
 ) -> str:
     """Name of a checkpoint by its place in training; `suffix` is ".ckpt", ".safetensors" or ""."""
     return f"{stem}-{epoch}_{step_in_epoch}{BREAKPOINT if on_exception else ''}{suffix}"
+
+
+def step_name(stem: str, step: int, number: int = 0) -> str:
+    """Name of a checkpoint by its step alone; `number` tells it from another of that step, 0 from none."""
+    return f"{stem}-{step}{f'_{number}' if number else ''}"
 
 
 class Position(NamedTuple):

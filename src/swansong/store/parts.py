@@ -49,10 +49,14 @@ class Staged:
 
 
 @contextmanager
-def staged(series: Series, name: str) -> Iterator[Staged]:
-    """Open the shared directory; the committer holds it. What is not committed in the block is removed."""
+def staged(series: Series, name: str, *, identity: str | None = None) -> Iterator[Staged]:
+    """Open the shared directory; the committer holds it. What is not committed in the block is removed.
+
+    `identity`, 32 hexadecimal digits that nobody else uses, is drawn unless given, as it is where writers
+    derive it, and with it the place, without being told.
+    """
     naming.checked_name(name)
-    identity = new_id()
+    identity = identity or new_id()
     with ExitStack() as stack:
         try:
             place = stack.enter_context(series.space.reserve(name, short(identity)))
@@ -63,18 +67,28 @@ def staged(series: Series, name: str) -> Iterator[Staged]:
 
 
 def write_part(
-    place: Path, identity: str, writer: Writer, content: Content, part: PartId, *, key: Key | None = None
+    place: Path,
+    identity: str,
+    writer: Writer,
+    content: Content,
+    part: PartId,
+    *,
+    key: Key | None = None,
+    confirm: Callable[[], None] | None = None,
 ) -> None:
     """Contribute `content` (whole tensors, or boxes of split ones) to the checkpoint put together in `place`.
 
-    Durable when it returns. Raises SaveError, UnrepresentableError (`rest` and `append_info` belong to single
-    writers); nothing of the part is then taken by a committer.
+    Durable when it returns. `confirm` is called when all data were read and are durable, before the record
+    exists; it raises if they are not of one step after all. Raises that, SaveError, UnrepresentableError
+    (`rest` and `append_info` belong to single writers); nothing of the part is then taken by a committer.
     """
     if content.rest or content.append_info:
         raise UnrepresentableError(f"{place.name}: a part has neither `rest` nor `append_info`")
     names = (naming.staged_data_file(*part, number, sealed=key is not None) for number in itertools.count())
     try:
         files, tensors, _ = write_data(writer, place, content, names, key)
+        if confirm is not None:
+            confirm()
         record = Part(
             id=identity,
             generation=part.generation,

@@ -1,0 +1,1 @@
+"""Engine and store put together: what adapters and the command line build on."""

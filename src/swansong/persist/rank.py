@@ -1,0 +1,267 @@
+"""One rank's live state, as the processor's thread sees it: clocks, boundary records, and saving them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swansong.engine.clock import Clock, Gate, GateState, Reading, held
+from swansong.engine.processor import StateMovedError
+from swansong.engine.samples import sampled_digest
+from swansong.engine.watchdog import Watchdog
+from swansong.errors import SaveError
+from swansong.persist import places
+from swansong.persist.committer import GENERATION
+from swansong.policy.cut import Held
+from swansong.protocol import messages as m
+from swansong.protocol.messages import Action, Fault, FaultKind
+from swansong.state.tensors import HostTensor
+from swansong.store import parts
+from swansong.store.checkpoint import Content
+from swansong.store.crypt import Key
+from swansong.store.files import Files
+from swansong.store.parts import PartId
+from swansong.store.writer import Writer
+
+_STACK: Final = 8000
+"""Characters of a stack that are reported: its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveComponent:
+    """A component that this rank holds."""
+
+    label: str
+    """For people."""
+    clock: Clock
+    """Its `key` is the component's."""
+    tensors: Callable[[], Mapping[str, HostTensor]]
+    """Shows the tensors in place; called in other threads than the one that trains."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that saving it writes."""
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """What was copied at a step boundary."""
+
+    step: int
+    objects: Mapping[str, Any]
+
+
+class Records:
+    """The last two boundaries, written by the main thread and read by any."""
+
+    def __init__(self, start: int) -> None:
+        """`start` is the step at which the run begins, whose state is not of this run's making."""
+        self.start = start
+        self._kept: tuple[Boundary, ...] = ()
+
+    def add(self, boundary: Boundary) -> None:
+        """A boundary was reached."""
+        self._kept = (boundary, *self._kept[:1])
+
+    @property
+    def last(self) -> Boundary | None:
+        """The latest; None before the first."""
+        kept = self._kept
+        return kept[0] if kept else None
+
+    def at(self, step: int) -> Boundary | None:
+        """The one of a step; None if it was not reached, or is not kept any more."""
+        return next((boundary for boundary in self._kept if boundary.step == step), None)
+
+
+class LiveRank:
+    """The `Rank` of `engine.processor` for a training loop in this process."""
+
+    def __init__(
+        self,
+        rank: int,
+        components: tuple[LiveComponent, ...],
+        records: Records,
+        gate: Gate,
+        watchdog: Watchdog,
+        *,
+        directory: Path,
+        stem: str,
+        key: Key | None,
+        on_outcome: Callable[[m.Release], None],
+        on_depart: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """The callables are called in the processor's thread: `say` is for people."""
+        self._rank, self._components, self._records = rank, components, records
+        self._gate, self._watchdog = gate, watchdog
+        self._directory, self._stem, self._key = directory, stem, key
+        self._on_outcome, self._on_depart, self._say = on_outcome, on_depart, say
+        self._main = threading.get_ident()
+        self._digests: dict[str, tuple[Reading, str]] = {}
+        self._stack: str | None = None
+        """Of the main thread, since the gate was closed."""
+        self.ended = ""
+        """How the main thread's training ended, in words, once it has: nothing moves any more."""
+
+    # -- the gate -------------------------------------------------------------------------------------
+
+    def close_gate(self) -> None:
+        """See Rank."""
+        self._gate.close()
+        self._watchdog.hold(time.monotonic())
+
+    def open_gate(self) -> None:
+        """See Rank."""
+        self._stack = None
+        self._watchdog.go_on(time.monotonic())
+        self._gate.open()
+
+    # -- where it stands ------------------------------------------------------------------------------
+
+    def read_state(self) -> m.StateRead:
+        """See Rank."""
+        state = {component.clock.key: self._held(component) for component in self._components}
+        last = self._records.last
+        reached = last.step if last is not None else self._records.start
+        at_boundary = all(held.step == reached for held in state.values())
+        return m.StateRead(
+            held=state,
+            settled=bool(self.ended) or at_boundary,
+            boundary=last.step if last is not None else None,
+            main=self._doing(),
+            stack=self._main_stack(),
+        )
+
+    def watch(self, now: float) -> Fault | None:
+        """See Rank."""
+        what = self._watchdog.stalled(now)
+        if what is None or self.ended:
+            return None
+        self._watchdog.acknowledge()
+        return self.fault(FaultKind.STALLED, what)
+
+    def fault(self, kind: FaultKind, what: str, *, trace: str = "") -> Fault:
+        """A fault of this rank, now."""
+        last = self._records.last
+        step = last.step if last is not None else None
+        return Fault(kind=kind, rank=self._rank, what=what[:1000], traceback=trace[-_STACK:], step=step)
+
+    def _held(self, component: LiveComponent) -> Held:
+        def values() -> str:
+            reading = component.clock.read()
+            known = self._digests.get(component.clock.key)
+            if known is None or known[0] != reading:
+                known = self._digests[component.clock.key] = reading, sampled_digest(component.tensors())
+            return known[1]
+
+        return held(component.clock, values)
+
+    def _doing(self) -> str:
+        if self.ended:
+            return self.ended
+        if self._gate.state() is GateState.PARKED:
+            return "waits at the gate"
+        if phases := self._watchdog.phases:
+            return f"in phase {phases[-1]}"
+        last = self._records.last
+        return f"in step {(last.step if last is not None else self._records.start) + 1}"
+
+    def _main_stack(self) -> str:
+        if self._stack is None:
+            frame = sys._current_frames().get(self._main)
+            lines = traceback.format_stack(frame) if frame is not None else []
+            self._stack = "".join(lines)[-_STACK:]
+        return self._stack
+
+    # -- saving ---------------------------------------------------------------------------------------
+
+    def save(self, order: m.StartSave, progress: Callable[[int], None], stopped: Callable[[], bool]) -> None:
+        """See Rank."""
+        chosen = [component for component in self._components if component.clock.key in order.keys]
+        if len(chosen) != len(order.keys):
+            raise SaveError(f"rank {self._rank} holds {len(chosen)} of {len(order.keys)} components")
+
+        def confirm() -> None:
+            for component in chosen:
+                if component.clock.read().step != order.step:
+                    raise StateMovedError(f"{component.label} is not at step {order.step} any more")
+
+        confirm()
+        writer = Writer(Counted(progress, stopped))
+        try:
+            parts.write_part(
+                places.staging(self._directory, self._stem, order.incident),
+                places.checkpoint_id(order.incident),
+                writer,
+                self._content(chosen, order.step),
+                PartId(GENERATION, order.attempt, self._rank),
+                key=self._key,
+                confirm=confirm,
+            )
+        finally:
+            writer.close()
+
+    def _content(self, components: list[LiveComponent], step: int) -> Content:
+        tensors: dict[str, HostTensor] = {}
+        for component in components:
+            tensors |= component.tensors()
+        boundary = self._records.at(step)
+        if boundary is not None:
+            return Content(tensors=tensors, objects=dict(boundary.objects))
+        last = self._records.last
+        reason = f"no boundary of step {step} was reached; they are of step {last.step if last else 0}"
+        return Content(
+            tensors=tensors,
+            objects=dict(last.objects) if last is not None else {},
+            inexact=({"what": "objects", "rank": self._rank, "reason": reason},),
+        )
+
+    # -- how it ends ----------------------------------------------------------------------------------
+
+    def wake(self, release: m.Release) -> None:
+        """See Rank."""
+        if release.action is Action.STOP:
+            self._gate.interrupt(release)
+            self._on_outcome(release)
+        elif release.path:
+            self._say(f"an incident ({release.cause.value}) was saved in {release.path}; training goes on")
+        elif release.reason:
+            self._say(f"an incident ({release.cause.value}) was not saved: {release.reason}")
+
+    def depart(self) -> None:
+        """See Rank."""
+        self._on_depart()
+
+    def unprotected(self, reason: str) -> None:
+        """See Rank."""
+        self._say(f"training is not protected any more, only periodic checkpoints are left: {reason}")
+
+
+class Counted(Files):
+    """Files that tell how much was written, and stop when it is not wanted any more."""
+
+    def __init__(self, progress: Callable[[int], None], stopped: Callable[[], bool]) -> None:
+        """`progress` takes bytes in total, from any thread; `stopped` is asked before each write."""
+        self._progress, self._stopped = progress, stopped
+        self._written = 0
+        self._lock = threading.Lock()
+
+    def write(self, descriptor: int, data: NDArray[np.uint8], offset: int) -> None:
+        """See Files. Raises SaveError if stopped."""
+        if self._stopped():
+            raise SaveError("not wanted any more")
+        super().write(descriptor, data, offset)
+        with self._lock:
+            self._written += len(data)
+            self._progress(self._written)
