@@ -16,11 +16,13 @@ from swansong.engine.recorder import Recorded, read_recorder, sweep_recorders
 from swansong.engine.slots import Record, slot_size
 
 KILLS = 150
+TORN = 10
+"""So many kills at least must hit a write, or this shows nothing; a busy machine takes more kills."""
 TESTS = Path(__file__).parent.parent
 
 
 def test_every_kill_leaves_the_last_two_boundaries_readable(tmp_path: Path) -> None:
-    torn = 0
+    torn = number = 0
     with subprocess.Popen(
         [sys.executable, "-m", "engine.recorder_victim"],
         cwd=TESTS,
@@ -31,7 +33,7 @@ def test_every_kill_leaves_the_last_two_boundaries_readable(tmp_path: Path) -> N
     ) as nursery:
         assert nursery.stdin is not None
         assert nursery.stdout is not None
-        for number in range(KILLS):
+        while number < KILLS or (torn < TORN and number < 10 * KILLS):
             nursery.stdin.write(f"{tmp_path} {number}\n")
             nursery.stdin.flush()
             said = json.loads(nursery.stdout.readline())
@@ -40,9 +42,9 @@ def test_every_kill_leaves_the_last_two_boundaries_readable(tmp_path: Path) -> N
             judge(recorded, said, number)
             torn += being_written(path)
             assert sweep_recorders(tmp_path, job="killed", keep="next") == [path.parent]
+            number += 1
         nursery.stdin.close()
-    # A share of the kills must have hit a write, or this shows nothing.
-    assert torn >= KILLS // 20
+    assert torn >= TORN
 
 
 def judge(recorded: Recorded, said: dict[str, int], number: int) -> None:
