@@ -103,6 +103,16 @@ def test_the_times_of_the_last_128_boundaries_are_kept(recorder: Recorder) -> No
     assert list(times) == sorted(times)
 
 
+def test_a_kill_between_a_boundarys_time_and_the_count_leaves_the_times_before(recorder: Recorder) -> None:
+    for step in range(1, 301):
+        recorder.write_boundary(step, b"")
+    times = recorder.recorded().boundary_times
+    count = recorder._count[0]
+    recorder.write_boundary(301, b"")
+    recorder._count[0] = count  # as if it had not come to that
+    assert recorder.recorded().boundary_times == times
+
+
 def test_long_words_for_a_phase_are_cut(recorder: Recorder) -> None:
     recorder.set_phase("é" * 500)
     assert read_recorder(recorder.path).phase == "é" * 96

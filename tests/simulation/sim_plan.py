@@ -155,7 +155,7 @@ def random_plan(seed: int, least: int = 2, most: int = 8) -> Plan:
 
 
 def _ranks(rng: random.Random, least: int, most: int) -> int:
-    if most > 8 and rng.random() < 0.05:
+    if most > 8 and (least > 8 or rng.random() < 0.05):
         return rng.randint(max(least, 8), most)
     return rng.choice([n for n in (1, 2, 2, 3, 3, 4, 4, 4, 5, 6, 8) if least <= n <= most] or [least])
 

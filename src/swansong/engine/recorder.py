@@ -5,8 +5,8 @@ to it can neither fail nor end the process (SIGBUS). Sizes in bytes, integers li
 up to whole pages:
 
     header    "swansrec", version (4), length of the msgpack (4), XXH3-64 of the msgpack (8), the msgpack
-    status    boundaries so far (8); the monotonic times of the last 128, as doubles, the n-th at n mod 128;
-              at 2048, two slots of up to 192 for the phase
+    status    boundaries so far (8); the monotonic times of the last 128, as doubles, the n-th at n mod 129,
+              so that the cell being written is none of theirs; at 2048, two slots of up to 192 for the phase
     clocks    queued, begun, done (8 each) for each component, in the header's order
     records   four slots (see `slots`): the last two boundaries, a provisional record, and one being written
 
@@ -48,6 +48,8 @@ _MAX_HEADER: Final = 4 * 1024 * 1024
 _PAGE: Final = 4096
 _CELL: Final = 8
 _TIMES: Final = 128
+_RING: Final = _TIMES + 1
+_STATUS: Final = struct.Struct(f"<q{_RING}d")
 _PHASE_AT: Final = 2048
 _PHASE_BYTES: Final = 192
 _BOUNDARY, _PROVISIONAL, _PHASE = range(3)
@@ -123,7 +125,7 @@ class Recorder:
         self._slots = Slots(self._view, layout.records, whose.slot_bytes, _KEPT)
         self._phases = Slots(self._view, layout.status + _PHASE_AT, _PHASE_BYTES, _KEPT_PHASES)
         self._count = self._view[layout.status : layout.status + _CELL].cast("q")
-        self._times = self._view[layout.status + _CELL : layout.status + _CELL * (1 + _TIMES)].cast("d")
+        self._times = self._view[layout.status + _CELL : layout.status + _STATUS.size].cast("d")
         self._spilled: dict[int, bytes] = {}
         """Sequence number -> payload in ordinary memory."""
         self._said = False
@@ -183,7 +185,7 @@ class Recorder:
         """
         self._write(_BOUNDARY, step, payload)
         count = self._count[0]
-        self._times[count % _TIMES] = time.monotonic()
+        self._times[count % _RING] = time.monotonic()
         self._count[0] = count + 1
 
     def write_provisional(self, step: int, payload: bytes) -> None:
@@ -338,7 +340,7 @@ def _parse(whose: Whose, layout: _Layout, read: Callable[[int, int], bytes]) -> 
         whose=whose,
         clocks={key: Reading(*cells) for key, cells in zip(whose.keys, readings, strict=False)},
         phase=(phases[0].payload or b"").decode(errors="replace") if phases else "",
-        boundary_times=_boundary_times(read(layout.status, _CELL * (1 + _TIMES))),
+        boundary_times=_boundary_times(read(layout.status, _STATUS.size)),
         boundaries=tuple(record for record in records if record.kind == _BOUNDARY),
         # One that is older than a boundary has been superseded by it.
         provisional=newest if newest is not None and newest.kind == _PROVISIONAL else None,
@@ -346,12 +348,12 @@ def _parse(whose: Whose, layout: _Layout, read: Callable[[int, int], bytes]) -> 
 
 
 def _boundary_times(status: bytes) -> tuple[float, ...]:
-    if len(status) != _CELL * (1 + _TIMES):
+    if len(status) != _STATUS.size:
         return ()
-    count, *times = struct.unpack(f"<q{_TIMES}d", status)
+    count, *times = _STATUS.unpack(status)
     if count < 0:
         return ()
-    ordered = (times[number % _TIMES] for number in range(max(0, count - _TIMES), count))
+    ordered = (times[number % _RING] for number in range(max(0, count - _TIMES), count))
     return tuple(moment for moment in ordered if isfinite(moment))
 
 
