@@ -31,6 +31,13 @@ def file_size_limit(size: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def join_saves() -> None:
+    """Wait until no save runs in the background."""
+    for thread in threading.enumerate():
+        if thread.name == "swansong-save":
+            thread.join()
+
+
 class LimitFrom(ms.train.Callback):
     """Lowers the limit from one step's begin until another's saves are over. To be first in the list."""
 
@@ -40,15 +47,14 @@ class LimitFrom(ms.train.Callback):
     def on_train_step_begin(self, run_context) -> None:
         step = run_context.original_args().cur_step_num
         if step == self.first:
+            join_saves()  # an earlier step's save, perhaps still under way, is not to fail
             self.limit = file_size_limit(1000)
             self.limit.__enter__()
         elif step == self.last + 1:
             self.__exit__()
 
     def __exit__(self, *exception) -> None:
-        for thread in threading.enumerate():
-            if thread.name == "swansong-save":
-                thread.join()
+        join_saves()
         if self.limit is not None:
             self.limit.__exit__(None, None, None)
             self.limit = None
