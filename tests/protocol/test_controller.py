@@ -782,3 +782,11 @@ def test_no_message_out_of_place_raises() -> None:
         for message in said:
             job.say(0, msgspec.structs.replace(message))
             assert job.controller.deadline is None or job.controller.deadline >= job.now
+
+
+@pytest.mark.parametrize("blamed", [0, 77, -1], ids=["another rank", "no rank of this job", "nobody"])
+def test_a_rank_cannot_blame_another(blamed: int) -> None:
+    job = Job.trained((("model",),) * 3, OPTIONS)
+    job.say(1, m.FaultReport(fault=raised(blamed)))
+    assert job.controller.incident is not None
+    assert [fault.rank for fault in job.controller.incident.faults] == [1]

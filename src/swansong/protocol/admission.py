@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from swansong.protocol import messages as m
 from swansong.protocol.members import Members
 from swansong.protocol.messages import Member
@@ -52,6 +54,13 @@ def _keys(member: Member) -> set[str]:
 
 def _never(reason: str) -> m.Refused:
     return m.Refused(reason=reason, retry=False)
+
+
+def own(fault: m.Fault, rank: int) -> m.Fault:
+    """A fault as `rank` may report it: its own, or a request, which is nobody's. It cannot blame another."""
+    if fault.rank == rank or (fault.kind is m.FaultKind.REQUESTED and fault.rank == -1):
+        return fault
+    return msgspec.structs.replace(fault, rank=rank)
 
 
 def named(ranks: Iterable[int]) -> str:

@@ -6,7 +6,7 @@ from swansong.errors import ConfigError
 from swansong.policy.cut import Cut
 from swansong.protocol import messages as m
 from swansong.protocol import savers
-from swansong.protocol.admission import named, objection
+from swansong.protocol.admission import named, objection, own
 from swansong.protocol.incident import Incident, Order, false_alarm
 from swansong.protocol.members import Members, Peer
 from swansong.protocol.messages import Action, ControllerEffect, ControllerEvent, Fault, FaultKind, Outcome
@@ -98,7 +98,7 @@ class Controller:
         if self.incident is not None and not message.frozen:  # what it reported, or was writing, is past
             self._forget(peer, "its gate was open", now, moved=True)
         if message.fault is not None:
-            self._fault(message.fault, now)
+            self._fault(own(message.fault, peer.rank), now)
         self._bring_up_to_date(peer)
 
     def _bring_up_to_date(self, peer: Peer) -> None:
@@ -115,7 +115,7 @@ class Controller:
         incident = self.incident
         match message:
             case m.FaultReport(fault=fault):
-                self._fault(fault, now)
+                self._fault(own(fault, peer.rank), now)
             case m.Goodbye():
                 peer.leaving_since = now
             case m.StateReport() if incident is not None and message.incident == incident.id:
