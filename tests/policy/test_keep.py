@@ -187,32 +187,48 @@ def test_uncounted_goes_in_time_when_runs_resume_from_the_newest(policy: KeepPol
 
 
 @st.composite
-def sets_of_entries(draw: st.DrawFn) -> list[Committed]:
-    """Entries with parents anywhere, later ones' included, times in any order, and list order mixed."""
+def sets_of_entries(draw: st.DrawFn, true: bool = False) -> list[Committed]:
+    """Entries with parents anywhere, times in any order, and list order mixed.
+
+    Unless `true`, a parent may be younger than its run, as only a forged or damaged manifest says.
+    """
     count = draw(st.integers(1, 14))
     parents = st.one_of(st.none(), st.just("gone"), st.integers(1, count).map(lambda seq: f"c{seq}"))
     of_run = {name: draw(parents) for name in "abcd"}
-    entries = []
+    entries: list[Committed] = []
     for seq in range(1, count + 1):
         run = draw(st.sampled_from("abcd"))
         kind = draw(st.sampled_from(["periodic", "periodic", "final", "fault", "preemption", "requested"]))
+        if true and of_run[run] not in {None, "gone", *(entry.id for entry in entries)}:
+            of_run[run] = None
         entries.append(row(seq, draw(st.integers(0, 400)), kind, run, of_run[run]))
     return draw(st.permutations(entries))
 
 
 @settings(max_examples=200)
 @given(policy=policies, entries=sets_of_entries(), data=st.data())
-def test_decision_spares_the_newest_and_is_final(
+def test_decision_spares_the_newest_and_lists_the_oldest_first(
     policy: KeepPolicy, entries: list, data: st.DataObject
 ) -> None:
     newest = data.draw(st.sampled_from(entries)).id
     gone = policy.doomed(entries, newest)
-    remaining = left(entries, gone)
 
-    assert newest in {entry.id for entry in remaining}
+    assert newest not in gone
     seqs = {entry.id: entry.seq for entry in entries}
     assert [seqs[name] for name in gone] == sorted({seqs[name] for name in gone})
-    assert policy.doomed(remaining, newest) == []
+
+
+@settings(max_examples=300)
+@given(policy=policies, entries=sets_of_entries(true=True), data=st.data())
+def test_decision_is_final(policy: KeepPolicy, entries: list, data: st.DataObject) -> None:
+    newest = data.draw(st.sampled_from(entries)).id
+    assert policy.doomed(left(entries, policy.doomed(entries, newest)), newest) == []
+
+
+def test_parent_younger_than_its_run_moves_nothing_until_the_run_is_younger() -> None:
+    forged = [row(1), row(3, run="d", parent="c4"), row(4, kind="fault"), row(6, run="d", parent="c4")]
+    assert KeepLast(1).doomed(forged, "c6") == ["c1", "c3"]
+    assert KeepLast(1).doomed(forged[2:], "c6") == ["c4"]
 
 
 @settings(max_examples=100)

@@ -50,7 +50,7 @@ class KeepPolicy(Protocol):
 
         `committed` is all that exists of one series, in any order; `newest` is the id of the newest that is
         known to verify. That one always stays; if it is not among `committed`, everything does. Applied to
-        what it left, a policy removes nothing.
+        what it left, a policy removes nothing, unless a forged parent was younger than the run that names it.
         """
         ...
 
