@@ -37,7 +37,7 @@ test: check ## The checks, then every test
 demo: setup ## LeNet5 on handwritten digits: saved by policy, stopped, resumed to the same bits
 	$(BIN)/python examples/demo.py $(ARGS)
 
-bench: setup ## Measure saving and loading
+bench: setup ## Measure saving against the disk, and the engine against its bars
 	$(BIN)/python -m benchmarks $(ARGS)
 
 simulate: setup ## Run the protocol in simulation: make simulate SEEDS=100000 RANKS=2-64

@@ -1,10 +1,12 @@
-"""Measure durable saving against the disk's limit and against what people use today.
+"""Measure saving against the disk's limit and what people use today, and the engine against its bars.
 
-    python -m benchmarks [--quick] [--mebibytes N] [--rounds N] [--json FILE]
+    python -m benchmarks [--quick] [--only saving|engine] [--json FILE] ...
 
-Every candidate writes the same tensors and is durable (fsync of file and directory) when its clock stops.
-Candidates take turns; the median of all rounds counts. The raw limit is the best of {1, 2, 4} threads x
-{4, 16} MiB pieces of O_DIRECT writes of the same number of bytes.
+Saving: every candidate writes the same tensors and is durable (fsync of file and directory) when its clock
+stops. Candidates take turns; the median of all rounds counts. The raw limit is the best of {1, 2, 4} threads
+x {4, 16} MiB pieces of O_DIRECT writes of the same number of bytes.
+
+Engine: see `engine_freeze` and `engine_idle`.
 """
 
 from __future__ import annotations
@@ -20,16 +22,51 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from benchmarks import bars, engine_freeze, engine_idle
 from benchmarks.candidates import Candidate, candidates, raw_limit
 from rich.console import Console
 from rich.table import Table
 
 
 def main() -> int:
-    """Run, print the table, write the raw times."""
+    """Run what was chosen, print its tables, write every raw value."""
     arguments = parse()
+    document: dict[str, Any] = {
+        "machine": {
+            "cpus": os.cpu_count(),
+            "kernel": platform.release(),
+            "python": platform.python_version(),
+        }
+    }
+    if arguments.only in ("engine", None):  # first: it is small, and disks are quiet
+        document |= measure_engine(arguments)
+    if arguments.only in ("saving", None):
+        document |= measure_saving(arguments)
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+def measure_engine(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The engine's bars: print the tables, return what goes into the document."""
+    found = {
+        engine_freeze.TITLE: engine_freeze.findings(arguments.kills, arguments.held, progress),
+        engine_idle.TITLE: engine_idle.findings(arguments.ranks, arguments.idle, progress),
+    }
+    progress()
+    for title, findings in found.items():
+        Console().print(bars.table(title, findings))
+    return {
+        "engine": {title: [finding.document() for finding in findings] for title, findings in found.items()}
+    }
+
+
+def measure_saving(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Saving: print the table, return what goes into the document."""
     size = arguments.mebibytes << 20
     tensors = make_tensors(size)
     with tempfile.TemporaryDirectory(prefix="swansong-bench-", dir=arguments.directory) as folder:
@@ -39,21 +76,7 @@ def main() -> int:
         times = alternate([*limits, *entries], place, arguments.rounds)
     best = min((c.name for c in limits), key=lambda name: statistics.median(times[name]))
     show(size, best, [*entries], times)
-    if arguments.json:
-        document = {
-            "bytes": size,
-            "rounds": arguments.rounds,
-            "machine": {
-                "cpus": os.cpu_count(),
-                "kernel": platform.release(),
-                "python": platform.python_version(),
-            },
-            "raw_limit": best,
-            "seconds": times,
-        }
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
-    return 0
+    return {"bytes": size, "rounds": arguments.rounds, "raw_limit": best, "seconds": times}
 
 
 def parse() -> argparse.Namespace:
@@ -61,18 +84,21 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="benchmarks", description=__doc__.splitlines()[0] if __doc__ else None
     )
-    parser.add_argument("--quick", action="store_true", help="64 MiB, 3 rounds: under two minutes")
-    parser.add_argument("--mebibytes", type=int, default=1024, help="size of the state (default: 1024)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds per candidate (default: 5)")
-    parser.add_argument(
-        "--directory", type=Path, default=None, help="where to write (default: the temporary directory)"
-    )
-    parser.add_argument(
-        "--json", type=Path, default=Path("benchmarks/results/latest.json"), help="raw times go here"
-    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="64 MiB, 3 rounds, 20 kills, 5 s idle: under two minutes")
+    add("--only", choices=("saving", "engine"), help="nothing else")
+    add("--mebibytes", type=int, default=1024, help="size of the state (default: 1024)")
+    add("--rounds", type=int, default=5, help="rounds per candidate (default: 5)")
+    add("--kills", type=int, default=200, help="ranks that are killed (default: 200)")
+    add("--held", type=int, default=1024, help="MiB that some of them hold (default: 1024)")
+    add("--ranks", type=int, default=2000, help="registered ranks of an idle job (default: 2000)")
+    add("--idle", type=float, default=20.0, help="seconds that it is watched (default: 20)")
+    add("--directory", type=Path, help="where saving writes (default: the temporary directory)")
+    add("--json", type=Path, default=Path("benchmarks/results/latest.json"), help="raw values go here")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.mebibytes, arguments.rounds = 64, 3
+        arguments.kills, arguments.held, arguments.idle = 20, 256, 5.0
     return arguments
 
 
@@ -91,11 +117,15 @@ def alternate(entries: list[Candidate], place: Path, rounds: int) -> dict[str, l
             target.mkdir()
             times[entry.name].append(timed(lambda e=entry, t=target: e.save(t)))
             shutil.rmtree(target)
-            if sys.stderr.isatty():
-                print(f"\rround {number + 1} of {rounds}: {entry.name:50}", end="", file=sys.stderr)
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
+            progress(f"round {number + 1} of {rounds}: {entry.name}")
+    progress()
     return times
+
+
+def progress(text: str | None = None) -> None:
+    """Tell a terminal what is being measured; nothing any more."""
+    if sys.stderr.isatty():
+        print("" if text is None else f"\r{text:60.60}", end="\n" if text is None else "", file=sys.stderr)
 
 
 def timed(action: Callable[[], None]) -> float:

@@ -7,6 +7,7 @@ import os
 import queue
 import re
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,6 +29,7 @@ from swansong.store.opening import open_checkpoint
 
 PATIENCE_S = 30.0
 """How long a test waits for what should come soon; only a failing test waits for so long."""
+SHARED_MEMORY = Path("/dev/shm")
 QUICK: dict[str, Any] = {"exit_grace_s": 1.0, "freeze_timeout_s": 1.0, "settle_timeout_s": 1.0}
 
 T = TypeVar("T")
@@ -113,7 +115,7 @@ class Job:
     def __init__(self, directory: Path, size: int, **given: Any) -> None:
         self.directory, self.port = directory, given.pop("port", None) or free_port()
         directory.mkdir(exist_ok=True)
-        incarnation = secrets.token_hex(16)
+        self.incarnation = incarnation = secrets.token_hex(16)
         per_rank: Callable[[int], dict[str, Any]] = given.pop("per_rank", lambda rank: {})
         self.ranks: list[RankProcess] = []
         for rank in range(size):
@@ -126,9 +128,10 @@ class Job:
                 "replicas": "all",
                 "incarnation": incarnation,
                 "options": QUICK,
-                "stall": {},
                 "save_steps": 0,
                 "hold_saves": False,
+                "elements": 1000,
+                "largest_file": None,
             }
             plan |= given | per_rank(rank)
             stderr = directory.with_name(f"{directory.name}-{incarnation[:4]}-{rank}.txt")
@@ -184,6 +187,10 @@ class Job:
     def incidents(self) -> int:
         return len(list((self.directory / ".swansong" / "incidents").glob("*.json")))
 
+    def recorders(self) -> list[str]:
+        """Names of the flight recorders on this host."""
+        return [path.name for path in SHARED_MEMORY.glob(f"swansong-*-{self.incarnation}/*")]
+
     def checkpoints(self) -> list[Found]:
         """Newest first."""
         return catalog.scan(self.directory)
@@ -197,6 +204,8 @@ class Job:
             except AssertionError:
                 os.kill(pid, signal.SIGKILL)
                 raise
+        for left in SHARED_MEMORY.glob(f"swansong-*-{self.incarnation}"):
+            shutil.rmtree(left)  # where ranks and controller were killed, it would be the next start's to do
 
 
 def running(pid: int) -> bool:

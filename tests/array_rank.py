@@ -7,6 +7,7 @@ one JSON list a line, what was done.
 from __future__ import annotations
 
 import json
+import resource
 import sys
 import threading
 import time
@@ -15,11 +16,10 @@ from typing import Any
 import numpy as np
 
 import swansong.arrays
-from swansong import CheckpointConfig
+from swansong import CheckpointConfig, TTPOptions
 from swansong.arrays import Run
-from swansong.engine.watchdog import StallOptions
+from swansong.engine.tls import TlsFiles
 from swansong.persist.rank import Counted
-from swansong.protocol.options import ProtocolOptions
 
 
 def say(*what: object) -> None:
@@ -58,10 +58,15 @@ def main() -> None:
     plan = json.loads(sys.argv[1])
     if plan.pop("hold_saves"):
         hold_saves()
-    steps, weights = plan.pop("save_steps"), np.zeros(1000, np.float32)
+    if largest := plan.pop("largest_file"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
+    steps, weights = plan.pop("save_steps"), np.zeros(plan.pop("elements"), np.float32)
     plan["config"] = CheckpointConfig(steps, keep_checkpoint_max=3) if steps else None
-    plan["options"] = ProtocolOptions(**plan["options"])
-    plan["stall"] = StallOptions(**plan["stall"])
+    files, context = plan.pop("tls", None), plan.pop("tls_context", False)
+    tls = None if files is None else TlsFiles(**files)
+    plan["options"] = TTPOptions(
+        ssl_context=tls.client().context if tls is not None and context else tls, **plan["options"]
+    )
     plan["incarnation"] = bytes.fromhex(plan["incarnation"])
     with swansong.arrays.protect({"weights": weights}, **plan) as run:
         say("began", run.resume(), float(weights[0]), run.objects)

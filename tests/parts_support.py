@@ -17,7 +17,7 @@ from swansong.store import naming
 from swansong.store.checkpoint import Content, Point, Saved
 from swansong.store.files import Files
 from swansong.store.manifest import decode_part, encode
-from swansong.store.parts import PartId, Staged, commit_parts, write_part
+from swansong.store.parts import PartId, Staged, commit_parts, read_parts, write_part
 
 T = HostTensor.of
 NAME = "run-1_1"
@@ -46,7 +46,8 @@ def write_both(staging: Staged, key: Any = None) -> None:
 
 
 def publish(staging: Staged, wanted: list[PartId] = IDS, **how: Any) -> Saved:
-    return commit_parts(staging, wanted, Point(step=9, world_size=2), kind="fault", seq=5, **how)
+    taken = read_parts(staging, dict.fromkeys(wanted), key=how.get("key"))
+    return commit_parts(staging, taken, Point(step=9, world_size=2), kind="fault", seq=5, **how)
 
 
 def record_of(staging: Staged, part: PartId) -> Path:

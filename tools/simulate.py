@@ -1,6 +1,7 @@
 """Run the deterministic simulation of the protocol over many seeds, or one of them with its transcript.
 
 python tools/simulate.py --seeds 100000 --ranks 2-64
+python tools/simulate.py --seeds 100000 --json
 python tools/simulate.py --seed 1234 --ranks 2-64
 python tools/simulate.py --stories
 """
@@ -8,6 +9,7 @@ python tools/simulate.py --stories
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -31,6 +33,7 @@ def main() -> int:
     parser.add_argument("--stories", action="store_true", help="write tests/golden/transcript_*.txt anew")
     parser.add_argument("--ranks", default="2-8", help="smallest and largest world: 2-8")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--json", action="store_true", help="print what was counted as one JSON object")
     arguments = parser.parse_args()
     if arguments.stories:
         return write_stories()
@@ -38,7 +41,13 @@ def main() -> int:
     sizes = int(least), int(most or least)
     if arguments.seed is not None:
         return replay(arguments.seed, sizes)
-    return campaign(range(arguments.first, arguments.first + arguments.seeds), sizes, arguments.processes)
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    total = campaign(seeds, sizes, arguments.processes)
+    if arguments.json:
+        print(json.dumps(total.as_json(), indent=2))
+    else:
+        report(total, sizes)
+    return bool(total.violations)
 
 
 def replay(seed: int, sizes: tuple[int, int]) -> int:
@@ -57,15 +66,19 @@ def write_stories() -> int:
     return 0
 
 
-def campaign(seeds: range, sizes: tuple[int, int], processes: int) -> int:
-    """Run many seeds; explain the first that fails."""
+def campaign(seeds: range, sizes: tuple[int, int], processes: int) -> Summary:
+    """Run many seeds; tell on standard error how far it is."""
     total = Summary()
     for summary in everywhere(seeds, *sizes, processes):
         total.add(summary)
         print(f"\r{total}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    for row in total.unvisited():
-        print(f"never visited: {row[0]}, {row[1]}")
+    return total
+
+
+def report(total: Summary, sizes: tuple[int, int]) -> None:
+    """Print how often what came about; explain the first seed that fails."""
+    print(total.table())
     for seed, violation in sorted(total.violations)[1:20]:
         print(f"seed {seed}: {violation.splitlines()[0]}")
     if total.violations:
@@ -73,7 +86,6 @@ def campaign(seeds: range, sizes: tuple[int, int], processes: int) -> int:
         ranks = f"{sizes[0]}-{sizes[1]}"
         print(explained(random_plan(seed, *sizes), f"python tools/simulate.py --seed {seed} --ranks {ranks}"))
     print(total)
-    return bool(total.violations)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@
     ├── AddressInUseError          (also OSError)  another process listens there
     ├── UnreachableError           (also OSError)  nobody answers at an address, or not in time
     ├── TrainingInterrupted        training ends here by decision; the state is where `path` says, if anywhere
+    ├── CrashLoopError             the job failed in the same way too often; `step` and `reports`
     ├── ClockNotReadableError      an update clock cannot say yet how far a component is
     ├── RecordError                a flight recorder cannot be made, written or read
     │   └── RecordTooLargeError    ... boundary state over a slot's size; `nbytes` and `limit`
@@ -102,6 +103,18 @@ class TrainingInterrupted(SwansongError):
         self.step = step
         self.path = path
         self.reason = reason
+
+
+class CrashLoopError(SwansongError):
+    """The job is not resumed: it failed in the same way, at the same step, too often in a row.
+
+    `step` is where it failed and `reports` are the files of the incidents, the latest first.
+    """
+
+    def __init__(self, message: str, *, step: int = 0, reports: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.step = step
+        self.reports = reports
 
 
 class ClockNotReadableError(SwansongError):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
+import select
+import struct
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import termios
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +120,41 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in drop} | {
         "TERM": "xterm-256color"
     }
+
+
+class Page:
+    """What a process writes to a terminal."""
+
+    def __init__(self, reader: int, writer: int) -> None:
+        self._reader, self._writer = reader, writer
+
+    def __call__(self) -> str:
+        """The rest. The process has ended."""
+        os.close(self._writer)
+        chunks = []
+        try:
+            while chunk := os.read(self._reader, 1 << 16):
+                chunks.append(chunk)
+        except OSError:
+            pass  # how Linux says that the other end is closed
+        return b"".join(chunks).decode()
+
+    def until(self, text: str) -> str:
+        """What is written next, up to a text."""
+        seen = b""
+        while text.encode() not in seen:
+            assert select.select([self._reader], [], [], 30.0)[0], f"{text!r} did not come: {seen!r}"
+            seen += os.read(self._reader, 1)
+        return seen.decode()
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, Page]]:
+    """A terminal of 80 columns: its end for a process, and a function that reads what was written."""
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    yield writer, Page(reader, writer)
+    os.close(reader)
 
 
 @pytest.fixture

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import signal
-import struct
 import subprocess
 import sys
-import termios
 
 import numpy as np
 import pytest
@@ -21,26 +17,6 @@ sys.modules["mindspore"] = sys.modules["torch"] = None
 from swansong.cli.main import run
 run()
 """
-
-
-@pytest.fixture
-def terminal():
-    """A terminal of 80 columns: its end for a process, and a function that reads what was written."""
-    reader, writer = pty.openpty()
-    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-
-    def shown() -> str:
-        os.close(writer)
-        chunks = []
-        try:
-            while chunk := os.read(reader, 1 << 16):
-                chunks.append(chunk)
-        except OSError:
-            pass  # how Linux says that the other end is closed
-        return b"".join(chunks).decode()
-
-    yield writer, shown
-    os.close(reader)
 
 
 def test_works_where_no_framework_can_be_imported(shelf):

@@ -82,12 +82,13 @@ class Scenario:
                 series, writer, name, content, point, kind="periodic", seq=seq, options=self.options
             )
         with parts.staged(series, name) as staging:
-            wanted = [PartId(1, 1, rank) for rank in range(self.writers)]
+            wanted = dict.fromkeys(PartId(1, 1, rank) for rank in range(self.writers))
             for part in wanted:
                 parts.write_part(
                     staging.place, staging.id, writer, self._share(number, part.rank), part, key=self.key
                 )
-            return parts.commit_parts(staging, wanted, point, kind="periodic", seq=seq, key=self.key)
+            taken = parts.read_parts(staging, wanted, key=self.key)
+            return parts.commit_parts(staging, taken, point, kind="periodic", seq=seq, key=self.key)
 
     def _share(self, number: int, rank: int) -> Content:
         """What one of several writers holds: rows of the weight, and rank 0 the bias."""

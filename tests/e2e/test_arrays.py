@@ -58,14 +58,15 @@ def test_the_controller_outlives_rank_0(tmp_path: Path) -> None:
 
 
 def test_a_stopped_rank_is_a_stall_that_is_saved_and_training_goes_on_after_it(tmp_path: Path) -> None:
-    with job(tmp_path / "c", 4, stall={"floor_s": 1.0}) as run:
+    with job(tmp_path / "c", 4, options=QUICK | {"stall_timeout_s": 1.0}) as run:
         run.begin()
         run.steps(3)
         run.ranks[1].send(signal.SIGSTOP)
 
         report = run.incident()
         assert (report["kind"], report["outcome"], report["step"]) == ("stalled", "saved", 3)
-        assert 1 not in [rank["rank"] for rank in report["ranks"]]
+        silent = [rank["rank"] for rank in report["ranks"] if rank["main"].startswith("did not report")]
+        assert silent == [1]
         assert_saved(run, 3)
         run.ranks[1].send(signal.SIGCONT)
         run.steps(3)
@@ -195,12 +196,20 @@ def test_of_two_groups_one_saver_each_makes_one_checkpoint(tmp_path: Path) -> No
     with job(tmp_path / "c", 4, per_rank=group) as run:
         run.begin()
         run.steps(2)
+        assert sorted(run.recorders()) == [f"rank-{rank}" for rank in range(4)]
         run.ranks[1].send(signal.SIGKILL)
 
         report = run.incident()
         assert sorted(report["savers"].values()) == [0, 3]
         (found,) = run.checkpoints()
         assert values(found.path, "X/weights") == values(found.path, "Y/weights") == {trained(2)}
+        assert found.manifest is not None
+        assert (set(found.manifest.rank_objects), found.manifest.inexact) == ({"0", "1", "2", "3"}, [])
+        (dead,) = [entry for entry in report["ranks"] if entry["rank"] == 1]
+        assert (dead["step"], dead["boundary"]) == (2, 2)
+        assert run.codes() == [STUCK, -signal.SIGKILL, STUCK, STUCK]
+        until(lambda: not running(run.controllers()[0]))
+        assert run.recorders() == []
 
     with job(tmp_path / "c", 4, per_rank=group) as again:
         assert again.begin() == [[2, trained(2), {"seen": 2}]] * 4
@@ -285,3 +294,4 @@ def test_a_job_that_ends_well_leaves_its_checkpoints_and_nothing_else(tmp_path: 
         control = {path.name for path in (tmp_path / "c" / ".swansong").iterdir()}
         assert control == {"controller.log", "model.lock", "tmp"}
         assert list((tmp_path / "c" / ".swansong" / "tmp").iterdir()) == []
+        assert run.recorders() == []

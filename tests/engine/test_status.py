@@ -12,7 +12,7 @@ from swansong.policy.cut import Held
 from swansong.protocol import messages as m
 from swansong.protocol.controller import Controller
 from swansong.protocol.frames import MAX_PAYLOAD
-from swansong.protocol.operator import MAX_LISTED, OperatorAnswer, Status
+from swansong.protocol.operator import MAX_LISTED, Closed, Ending, OperatorAnswer, Status
 from swansong.protocol.options import ProtocolOptions
 
 
@@ -77,6 +77,85 @@ def test_incident_under_way_is_told_with_its_step_and_savers() -> None:
     assert now.incident is not None
     assert (now.incident.step, now.incident.savers, now.incident.seconds) == (7, (0,), 6.0)
     assert [(rank.state, rank.step) for rank in now.ranks] == [("connected", 7)]
+
+
+def since(controller: Controller, now: float) -> list[tuple[str, float]]:
+    """State of each rank and how long it has been in it, by rank; the controller is there since 0."""
+    answer = describe(controller, generation=1, up_s=now, now=now, last=None)
+    return [(rank.state, rank.state_s) for rank in sorted(answer.ranks, key=lambda rank: rank.rank)]
+
+
+def test_time_in_a_state_counts_from_the_last_change() -> None:
+    controller = machine(4, registered=3)
+    assert since(controller, 3.0) == [("connected", 2.0)] * 3 + [("missing", 3.0)]
+    entry = m.ComponentEntry(key="key 3", label="x", nbytes=1)
+    last = m.Member(rank=3, host="x", pid=103, start_time=1, components=(entry,))
+    controller.handle(m.Received(4, m.Register(member=last, world_size=4)), 4.0)
+    controller.handle(m.Disconnected(2), 10.0)
+    assert since(controller, 11.0)[1] == ("absent", 1.0)
+    again = m.Register(member=controller.members.peers[1].member, world_size=4)
+    controller.handle(m.Received(9, again), 11.5)
+    assert since(controller, 12.0)[1] == ("connected", 0.5)
+    controller.handle(m.Died(2), 13.0)
+    assert since(controller, 15.0) == [
+        ("connected", 14.0),
+        ("connected", 3.5),
+        ("lost", 2.0),
+        ("connected", 11.0),
+    ]
+
+
+def test_rank_that_was_told_farewell_has_left_since_then() -> None:
+    controller = machine(2, registered=2)
+    controller.handle(m.Received(1, m.Goodbye()), 10.0)
+    assert since(controller, 12.0) == [("connected", 11.0)] * 2
+    assert controller.deadline is not None
+    controller.handle(m.Tick(), controller.deadline)
+    assert since(controller, controller.deadline or 73.0)[0][0] == "left"
+
+
+def test_ranks_of_an_adopted_world_are_absent_since_then_and_those_that_left_have_left() -> None:
+    members = tuple(peer.member for peer in machine(3, registered=3).members.peers.values() if peer.member)
+    successor = Controller(3, 2, "i", ProtocolOptions(), 0.0)
+    register = m.Register(member=members[0], world_size=3, world=members, left=(2,))
+    successor.handle(m.Received(1, register), 5.0)
+    assert since(successor, 7.0) == [("connected", 2.0), ("absent", 2.0), ("left", 2.0)]
+
+
+def test_phase_lasts_since_it_began() -> None:
+    controller = machine(1, registered=1)
+    assert (status(controller).phase, status(controller).phase_s) == ("training", 9.0)
+    controller.handle(m.Received(1, m.FaultReport(fault=m.Fault(kind=m.FaultKind.RAISED, rank=0))), 4.0)
+    assert (status(controller).phase, status(controller).phase_s) == ("freezing", 6.0)
+
+
+def test_step_of_a_report_stays_known_with_its_age() -> None:
+    controller = machine(1, registered=1)
+    assert [(rank.step, rank.step_age_s) for rank in status(controller).ranks] == [(None, None)]
+    stall = m.Fault(kind=m.FaultKind.STALLED, rank=0, step=7)
+    controller.handle(m.Received(1, m.FaultReport(fault=stall)), 4.0)
+    assert controller.incident is not None
+    incident = controller.incident.id
+    report = m.StateReport(
+        incident=incident, held={"key 0": Held(7, "v")}, settled=True, boundary=7, main="waits"
+    )
+    controller.handle(m.Received(1, report), 5.0)
+    controller.handle(m.Received(1, m.PartDone(incident=incident, attempt=1)), 6.0)
+    controller.handle(m.Committed(incident, "path"), 7.0)
+    now = status(controller)
+    assert (now.phase, now.incident) == ("training", None)
+    assert [(rank.step, rank.step_age_s) for rank in now.ranks] == [(7, 5.0)]
+
+
+def test_operator_who_looks_on_hears_of_the_end_unless_it_has_left() -> None:
+    told: list[tuple[int, OperatorAnswer]] = []
+    desk = Desk(lambda connection, answer: told.append((connection, answer)))
+    for connection in (7, 8, 8):
+        desk.visited(connection)
+    desk.left(7)
+    desk.last = Ending(incident="i", outcome=m.Outcome.SAVED, step=3, path="p")
+    desk.closing("enough")
+    assert told == [(8, Closed(reason="enough", last=desk.last))]
 
 
 def test_operator_that_has_left_is_told_nothing() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from swansong.engine.recorders import HostRecorders
 from swansong.errors import SaveError
 from swansong.persist import places
 from swansong.persist.committer import GENERATION, Committer
@@ -34,11 +35,18 @@ def series(tmp_path: Path) -> Series:
 
 
 def committer(series: Series, key: Key | None = None) -> Committer:
-    return Committer(series, world_size=2, key=key, resume_command="python train.py")
+    host = recorders(series)
+    return Committer(series, host, world_size=2, key=key, resume_command="python train.py")
+
+
+def recorders(series: Series) -> HostRecorders:
+    """Those of this host, among the checkpoints' own directories."""
+    return HostRecorders(directory=series.directory.parent, job="job", incarnation="1")
 
 
 def content(value: float, name: str = "weights", **given: object) -> Content:
-    return Content(tensors={name: HostTensor.of(np.full(5, value, np.float32))}, **given)  # type: ignore[arg-type]
+    tensors = {name: HostTensor.of(np.full(5, value, np.float32))}
+    return Content(tensors=tensors, components={"key": [name]}, **given)  # type: ignore[arg-type]
 
 
 def write(series: Series, rank: int, what: Content, *, attempt: int = 1, key: Key | None = None) -> None:
@@ -182,6 +190,7 @@ def report(path: str = "", outcome: Outcome = Outcome.NOTHING) -> m.Report:
         reports={},
         savers={"key": 0} if path else {},
         notes=("rank 1 was slow",),
+        seconds={"detect": 0.0, "freeze": 0.5, "choose": 0.0, "save": 2.0},
     )
 
 
@@ -197,10 +206,10 @@ def test_the_report_has_every_key_that_is_promised(series: Series) -> None:
     promised = "id kind first_fault ranks step outcome reason path inexact seconds savers resume_command"
     assert set(promised.split()) <= document.keys()
     assert (document["id"], document["kind"], document["outcome"]) == (INCIDENT, "raised", "saved")
-    assert (document["path"], document["inexact"]) == (path, [inexact])
+    assert document["path"] == path
+    assert inexact in document["inexact"]
     assert document["first_fault"]["what"] == "ValueError: no"
-    assert document["seconds"].keys() == {"detect", "freeze", "choose", "save", "commit"}
-    assert document["seconds"]["commit"] > 0
+    assert document["seconds"] == {"detect": 0.0, "freeze": 0.5, "choose": 0.0, "save": 2.0, "commit": None}
     assert document["resume_command"] == "python train.py"
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from swansong.errors import ConfigError, MalformedError, UnreachableError
+from swansong.errors import ConfigError, LoadError, MalformedError, UnreachableError
 from swansong.persist import job, places
 from swansong.persist.job import JobFacts, SeriesFacts
 from swansong.store.files import Files
 from swansong.store.series import Series
+from swansong.store.workspace import Workspace
 
 START = bytes(range(16))
 
@@ -71,3 +72,10 @@ def test_the_incarnation_is_as_given_or_from_the_environment_or_drawn() -> None:
 def test_an_incarnation_that_is_none_is_refused(given: bytes | None, environment: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="wanted"):
         job.incarnation_of(given, environment, 4)
+
+
+def test_what_keeps_rank_0_from_beginning_is_told_to_the_others(tmp_path: Path) -> None:
+    Workspace(tmp_path, Files()).prepare()
+    job.announce(tmp_path, bytes(16), job.JobRefused(reason="DamagedError: none can be used"), Files())
+    with pytest.raises(LoadError, match=r"rank 0 did not begin.*DamagedError: none can be used"):
+        job.learn(tmp_path, bytes(16), timeout_s=1.0)

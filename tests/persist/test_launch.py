@@ -10,12 +10,14 @@ import pytest
 from msgspec import structs
 
 from array_job import PATIENCE_S, free_port, running, until
-from engine_support import serve
+from certificates import Authority
+from engine_support import TOKEN, serve
 from swansong.engine.address import resolve
 from swansong.engine.processes import start_time
+from swansong.engine.tls import TlsFiles
 from swansong.engine.token import job_token
 from swansong.engine.transport import Connection
-from swansong.errors import UnreachableError, WrongJobError
+from swansong.errors import ProtocolError, UnreachableError, WrongJobError
 from swansong.persist import places
 from swansong.persist.job import SeriesFacts
 from swansong.persist.launch import Configuration, Dialer, Launcher, is_local
@@ -137,6 +139,52 @@ def test_who_finds_another_job_s_controller_is_told_once(
                 dial()
     assert len(said) == 1
     assert said[0].startswith(f"not protected yet: {served.address}: ")
+
+
+def test_who_does_not_trust_the_controller_is_told_why(
+    configuration: Configuration, launchers: tuple[Launcher, Launcher], tmp_path: Path
+) -> None:
+    said: list[str] = []
+    files = TlsFiles(**Authority(tmp_path).files("node", "127.0.0.1"))
+    other = TlsFiles(authority=Authority(tmp_path, "other").file).client()
+    with serve(1, tls=files.server()) as served:
+        dial = Dialer(served.address, TOKEN, START, 0, launchers[0], said.append, other)
+        with pytest.raises(ProtocolError):
+            dial()
+    (text,) = said
+    assert text.startswith(f"not protected yet: {served.address}: TLS: certificate verify failed: ")
+    assert launchers[0].wait(0.0), "nothing was started"
+
+
+def test_who_cannot_start_a_controller_says_that_there_is_none(configuration: Configuration) -> None:
+    said: list[str] = []
+    address = resolve(configuration.host, configuration.port)
+    dial = Dialer(address, TOKEN, START, 0, None, said.append)
+    for _ in range(2):
+        with pytest.raises(UnreachableError):
+            dial()
+    (text,) = said
+    assert text.startswith(f"not protected yet: {address}: nobody listens there, and this rank cannot start")
+
+
+def test_one_that_is_started_with_tls_is_found_with_tls(configuration: Configuration, tmp_path: Path) -> None:
+    files = TlsFiles(**Authority(tmp_path).files("node", "127.0.0.1"))
+    secure = structs.replace(configuration, tls=files.portable())
+    launcher = Launcher(secure, places.controller_log(tmp_path))
+    token, said = job_token(tmp_path, {}, create=False), list[str]()
+    address = resolve(configuration.host, configuration.port)
+    dial = Dialer(address, token, START, 0, launcher, said.append, files.client())
+
+    def found() -> Connection | None:
+        try:
+            return dial()
+        except UnreachableError:
+            return None
+
+    with until(found) as connection:
+        assert connection.peer.incarnation == START
+    assert launcher.wait(PATIENCE_S)
+    assert said == []
 
 
 def test_one_that_comes_when_its_job_is_over_does_not_stay(

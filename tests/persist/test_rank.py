@@ -12,16 +12,20 @@ import pytest
 
 from swansong.engine.clock import Gate, UpdateClock
 from swansong.engine.processor import StateMovedError
+from swansong.engine.recorder import RecorderOptions
 from swansong.engine.watchdog import StallOptions, Watchdog
 from swansong.errors import SaveError
 from swansong.persist import places
+from swansong.persist.boundary import BoundaryState
 from swansong.persist.committer import Committer
-from swansong.persist.rank import Boundary, Counted, LiveComponent, LiveRank, Records
+from swansong.persist.rank import Counted, LiveComponent, LiveRank
+from swansong.persist.records import RecordPlaces, Records
 from swansong.protocol import messages as m
 from swansong.protocol.messages import Action, FaultKind, Outcome
 from swansong.state.tensors import HostTensor
 from swansong.store.files import Files
 from swansong.store.opening import open_checkpoint
+from swansong.store.saving import plain_skeleton
 from swansong.store.series import Series
 
 INCIDENT = "0123abcd-1f-1"
@@ -33,7 +37,11 @@ class Live:
     def __init__(self, directory: Path, start: int = 0) -> None:
         self.array = np.zeros(1000, np.float32)
         self.clock = UpdateClock("key", step=start)
-        self.records = Records(start)
+        self.places = RecordPlaces.of(
+            RecorderOptions(directory=directory.parent, slot_bytes=4096), directory, "model", bytes(16)
+        )
+        self.recorder = self.places.create(3, ["key"], pytest.fail)
+        self.records = Records(start, self.recorder)
         self.gate = Gate(lease_s=30.0)
         self.watchdog = Watchdog(StallOptions(), time.monotonic())
         self.outcomes: list[m.Release] = []
@@ -46,6 +54,7 @@ class Live:
             self.records,
             self.gate,
             self.watchdog,
+            self.places.here,
             directory=directory,
             stem="model",
             key=None,
@@ -60,11 +69,11 @@ class Live:
             self.array += 1
 
     def boundary(self, step: int, **objects: Any) -> None:
-        self.records.add(Boundary(step, objects))
+        self.records.add(step, BoundaryState(shared=plain_skeleton(objects, "objects")))
 
     def save(self, step: int, progress: Callable[[int], None] = lambda nbytes: None) -> Path:
         """Carry out an order, and commit it."""
-        committer = Committer(self.series, world_size=4, key=None, resume_command="")
+        committer = Committer(self.series, self.places.here, world_size=4, key=None, resume_command="")
         committer.prepare(INCIDENT, step)
         try:
             self.rank.save(m.StartSave(INCIDENT, 1, step, ("key",)), progress, lambda: False)
@@ -140,7 +149,7 @@ def test_without_a_boundary_of_that_step_the_objects_before_stand_in_and_that_is
         assert checkpoint.objects == {"seen": 1}
         assert checkpoint.manifest is not None
         (entry,) = checkpoint.manifest.inexact
-    assert entry["what"] == "objects"
+    assert entry["what"] == "shared objects"
     assert "step 2" in entry["reason"]
 
 

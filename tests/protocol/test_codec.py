@@ -247,9 +247,10 @@ def test_texts_for_operators_are_cut() -> None:
 
 def test_an_answer_with_too_much_in_it_is_refused() -> None:
     controller, client = opened(CONTROLLER, OPERATOR)
-    ranks = tuple(operator.RankStatus(rank=rank, state="lost") for rank in range(operator.MAX_LISTED + 1))
+    lost = operator.RankStatus(rank=0, state="lost", state_s=1.0)
+    ranks = tuple(msgspec.structs.replace(lost, rank=rank) for rank in range(operator.MAX_LISTED + 1))
     status = operator.Status(
-        phase="training", world_size=300, generation=1, up_s=2.0, protected=True, ranks=ranks
+        phase="training", phase_s=1.0, world_size=300, generation=1, up_s=2.0, protected=True, ranks=ranks
     )
     fits = msgspec.structs.replace(status, ranks=ranks[:-1])
     assert client.receive(controller.send(fits)) == [fits]
@@ -302,4 +303,6 @@ def test_an_operator_reads_the_answers_to_both_requests() -> None:
     ending = operator.Ending(incident="i", outcome=m.Outcome.SAVED, step=4, path="p")
     ended = operator.PersistEnded(ending=ending)
     assert client.receive(controller.send(begun) + controller.send(ended)) == [begun, ended]
+    closed = operator.Closed(reason="every rank has finished", last=ending)
+    assert client.receive(controller.send(closed)) == [closed]
     assert not any(isinstance(event, Failed) for event in client.end())

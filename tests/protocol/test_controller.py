@@ -346,6 +346,22 @@ def test_saver_that_fails_is_replaced_at_the_same_step() -> None:
     assert job.orders()[1] == m.Save(incident="i-1", attempt=2, step=1, keys=("model",))
 
 
+def test_when_no_holder_can_write_the_outcome_says_why() -> None:
+    job = saving()
+    for rank in range(3):
+        job.failed(rank, rank + 1)
+    for rank in range(3):
+        job.report(rank, 1)
+    assert outcome(job).reason.endswith("ranks 0, 1, 2 failed to save it; rank 2: disk full")
+
+
+def test_when_no_attempt_is_left_the_outcome_says_whose_failed() -> None:
+    job = frozen((("model",),), ProtocolOptions(attempts=1))
+    job.report(0, 1)
+    job.failed(0, 1)
+    assert outcome(job).reason == "rank 0: disk full"
+
+
 def test_saver_without_progress_is_replaced() -> None:
     job = saving()
     job.later(OPTIONS.idle_timeout_s - 1)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from simulation.sim_network import Connection
+from simulation.sim_situations import STEPPED_DOWN
 from swansong.protocol import messages as m
 from swansong.protocol.controller import Controller
 from swansong.protocol.states import Phase
@@ -71,6 +72,22 @@ class SimController:
         for connection in list(self.connections.values()):
             self.world.network.close_from_controller(connection)
         self.world.controller_ended(self)
+
+    # -- beside the machine ---------------------------------------------------------------------------
+
+    def refuse(self, connection: Connection, why: m.Refused) -> None:
+        """Say no to a rank, whatever the machine thinks of it."""
+        if connection.controller_open:
+            self.world.network.to_rank(connection, why)
+            self.world.network.close_from_controller(connection)
+            self.feed(m.Disconnected(connection.number))
+
+    def greeted(self, connection: Connection, seen: int) -> None:
+        """A rank's greeting tells the highest generation it has seen."""
+        if seen > self.generation:
+            self.world.checks.met[STEPPED_DOWN] += 1
+            self.refuse(connection, m.Refused(reason="another is to take over", retry=True))
+            self.feed(m.Superseded())
 
     # -- the machine ----------------------------------------------------------------------------------
 

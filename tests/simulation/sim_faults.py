@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from simulation.sim_plan import FOR_EVER, Fault, Kind
+from simulation.sim_plan import FOR_EVER, REFUSAL, Fault, Kind
 from swansong.protocol import messages as m
 from swansong.protocol.messages import FaultKind
 
@@ -92,6 +92,12 @@ class Faults:
     def _diverge(self, rank: SimRank, fault: Fault) -> None:
         rank.main.diverged = True
 
+    def _refuse(self, rank: SimRank, fault: Fault) -> None:
+        if rank.connection is not None:
+            controller, why = rank.connection.controller, m.Refused(reason=REFUSAL, retry=False)
+            controller.run(controller.refuse, rank.connection, why)
+            self.world.touch(rank.number)
+
     def _absent(self, rank: SimRank, fault: Fault) -> None:
         self.world.network.blocked_until[rank.number] = 1e9
 
@@ -120,6 +126,16 @@ class Faults:
             controller.stop(self.world.clock.now + fault.lasts)
             if fault.lasts < FOR_EVER:
                 self.world.clock.after(fault.lasts, controller.go_on)
+
+    def _displace(self, fault: Fault) -> None:
+        controller = self.world.controller
+        if controller is not None and not controller.stopped:
+            self._stop_controller(fault)
+            self.world.displace(controller)
+            for rank in (self.world.ranks[number] for number in fault.ranks):
+                if rank.connection is not None:
+                    self.world.network.cut(rank.connection, silent=False)
+                    self.world.touch(rank.number)
 
     def _commit_fails(self, fault: Fault) -> None:
         self.world.store.commits_fail += 1
@@ -152,6 +168,7 @@ _EACH: dict[Kind, Callable[[Faults, SimRank, Fault], None]] = {
     Kind.HANG_WRITER: Faults._hang_writer,
     Kind.DIVERGE: Faults._diverge,
     Kind.ABSENT: Faults._absent,
+    Kind.REFUSE: Faults._refuse,
 }
 _EVERYWHERE: dict[Kind, Callable[[Faults, Fault], None]] = {
     Kind.REQUEST: Faults._request,
@@ -159,6 +176,7 @@ _EVERYWHERE: dict[Kind, Callable[[Faults, Fault], None]] = {
     Kind.KILL_CONTROLLER: Faults._kill_controller,
     Kind.KILL_BOTH: Faults._kill_both,
     Kind.STOP_CONTROLLER: Faults._stop_controller,
+    Kind.DISPLACE: Faults._displace,
     Kind.COMMIT_FAILS: Faults._commit_fails,
     Kind.COMMIT_HANGS: Faults._commit_hangs,
     Kind.SUPERSEDE: Faults._supersede,

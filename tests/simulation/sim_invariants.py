@@ -6,13 +6,15 @@ import traceback
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from simulation.sim_plan import FOR_EVER, Fault, Kind
+from simulation.sim_guarantee import judged
+from simulation.sim_plan import REFUSAL, Fault, Kind
+from simulation.sim_situations import of_controller, of_rank, of_report
 from simulation.sim_transcript import shown
 from swansong.protocol import controller as controller_module
 from swansong.protocol import messages as m
 from swansong.protocol import processor as processor_module
 from swansong.protocol.messages import Action, FaultKind, Outcome
-from swansong.protocol.states import NEXT, STEP, Mode, Phase
+from swansong.protocol.states import NEXT, STEP, Mode, On, Phase
 
 if TYPE_CHECKING:
     from simulation.sim_controller import SimController
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 
 BUSY = 20
 """So many calls of one machine at one moment are a busy loop, if only ticks."""
+
+
+_ACTS = (m.CloseGate, m.OpenGate, m.StartSave, m.Wake, m.Depart)
+"""What a rank does on a controller's word."""
 
 
 class Violation(Exception):
@@ -52,6 +58,8 @@ class Checks:
         self.world, self.plan = world, world.plan
         self.incidents = 0
         self.outcomes: Counter[str] = Counter()
+        self.met: Counter[str] = Counter()
+        """Situations that are rare, and how often they came about."""
         self.reports: list[tuple[float, SimController, m.Report]] = []
         self.protected_at = 0.0
         """When the world was complete for the first time."""
@@ -67,6 +75,11 @@ class Checks:
     def visits(self) -> Counter[tuple[str, str]]:
         """How often each row of both tables was taken."""
         return self._next.visits + self._step.visits
+
+    def close_the_books(self) -> None:
+        """Count the incidents that nobody reported: false alarms, and those whose controller ended first."""
+        self.outcomes["false alarm"] = self._next.visits[Phase.FREEZING, On.FALSE_ALARM]
+        self.outcomes["cut short"] = self.incidents - self.outcomes.total()
 
     def that(self, condition: bool, otherwise: str) -> None:
         """Raise Violation unless it holds."""
@@ -88,6 +101,9 @@ class Checks:
                 rank.name, f"{machine.mode}  {shown(event)}{''.join(f'; {shown(e)}' for e in effects)}"
             )
         self._tick(rank.name, event, now, machine.deadline)
+        if isinstance(event, m.FromController):
+            self._follows(rank, effects)
+            self.met.update(of_rank(event, effects))
         if isinstance(event, m.Tick) and before not in (Mode.CONNECTING, Mode.UNPROTECTED):
             self._lease_over(rank, before)
         if before is Mode.ENDED:
@@ -95,6 +111,17 @@ class Checks:
         if machine.mode is Mode.ENDED:
             self.that(machine.deadline is None, f"{rank.name}: a deadline after its end")
         return effects
+
+    def _follows(self, rank: SimRank, effects: list[m.ProcessorEffect]) -> None:
+        """A rank that has acted on a controller's word never acts on an older one's again."""
+        connection = rank.connection_before
+        if connection is not None and any(isinstance(effect, _ACTS) for effect in effects):
+            generation = connection.controller.generation
+            self.that(
+                generation >= rank.followed,
+                f"{rank.name} obeys {connection.controller.name} after controller {rank.followed}",
+            )
+            rank.followed = generation
 
     def _lease_over(self, rank: SimRank, before: Mode) -> None:
         """A rank loses its patience only with a controller that is not to be heard."""
@@ -125,6 +152,7 @@ class Checks:
                 controller.name, f"{machine.phase}  {shown(event)}{''.join(f'; {shown(e)}' for e in effects)}"
             )
         self._tick(controller.name, event, now, machine.deadline)
+        self.met.update(of_controller(world, controller, before, effects))
         if before is Phase.CLOSED:
             self.that(not effects, f"{controller.name}: effects after its end: {effects}")
         if machine.phase is Phase.CLOSED:
@@ -167,8 +195,8 @@ class Checks:
         self.that(step == commit.step, f"{key} is of step {step}, not {commit.step}")
         self.that(key in self.plan.layout[part.rank], f"rank {part.rank} does not hold {key}")
 
-    def committed(self, controller: SimController, checkpoint: Checkpoint) -> None:
-        """A checkpoint has come to be."""
+    def committed(self, controller: SimController, checkpoint: Checkpoint, twin: Checkpoint | None) -> None:
+        """A checkpoint has come to be, unless there is a twin of that step already."""
         keys = [key for key, _, _ in checkpoint.content]
         self.that(
             sorted(keys) == list(self.plan.keys),
@@ -180,6 +208,8 @@ class Checks:
             other.content == checkpoint.content,
             f"incident {checkpoint.incident}: two commits, {other}, {checkpoint}",
         )
+        if twin is not None and not any(fault.kind is Kind.DIVERGE for fault in self.plan.faults):
+            self.that(twin.content == checkpoint.content, f"step {twin.step} twice: {twin}, {checkpoint}")
 
     # -- the guarantee --------------------------------------------------------------------------------
 
@@ -192,62 +222,16 @@ class Checks:
         opened = self._opened[report.incident]
         self.outcomes[report.outcome.value] += 1
         self.reports.append((now, controller, report))
+        self.met.update(of_report(self.world, report))
         self.world.record(controller.name, f"outcome: {report.outcome}, step {report.step}, {report.reason}")
         if report.outcome is Outcome.SAVED:
             there = any(checkpoint.step == report.step for checkpoint in self.world.store.checkpoints)
             self.that(there, f"{report.incident}: step {report.step} is said to be saved, and is not")
         if options.budget_s is not None and controller.stopped_until <= opened:
             self.that(now <= opened + options.budget_s, f"{report.incident} took {now - opened:.1f} s")
-        if (
-            controller.stopped_until > opened
-            or controller.machine.members.world is None
-            or self._commit_failed
-        ):
-            return
-        if report.outcome is Outcome.SAVED:
-            best = self._best(controller, opened, opened + min(1.0, options.freeze_timeout_s / 2))
-            self.that(
-                best is None or best <= (report.step or 0),
-                f"{report.incident}: {report.step} saved, not {best}",
-            )
-        elif not report.reason.startswith("no time left"):  # that depends on who was waited for
-            ends = opened + options.needed_timeout_s - 1.0
-            if options.budget_s is not None:
-                ends = min(ends, self._budget_from.get(report.incident, opened) + options.budget_s / 2)
-            best = self._best(controller, opened, ends)
-            self.that(
-                best is None or "other values" in report.reason,
-                f"{report.incident}: {best} is whole on ranks that answer, but: {report.reason}",
-            )
-
-    @property
-    def _commit_failed(self) -> bool:
-        return any(fault.kind in (Kind.COMMIT_FAILS, Kind.COMMIT_HANGS) for fault in self.plan.faults)
-
-    def _best(self, controller: SimController, opened: float, answered_by: float) -> int | None:
-        """The newest step that is to be had from ranks that nothing happens to, if they answer by then."""
-        sound = [rank for rank in self.world.ranks if self._sound(rank, controller, opened, answered_by)]
-        steps = [
-            {rank.main.whole(key) for rank in sound if key in rank.main.keys} - {None}
-            for key in self.plan.keys
-        ]
-        return max(set.intersection(*steps), default=None)
-
-    def _sound(self, rank: SimRank, controller: SimController, opened: float, answered_by: float) -> bool:
-        world, main = self.world, rank.main
-        return (
-            rank.alive
-            and rank.stopped_until < answered_by
-            and rank.connection is not None
-            and not rank.connection.broken
-            and rank.connection.controller is controller
-            and rank.connection.made_at < opened + 0.5
-            and world.touched.get(rank.number, -FOR_EVER) < opened - 20.0
-            and rank.number not in world.store.full | world.store.hung
-            and main.changed_at < answered_by
-            and main.unreadable_until < answered_by
-            and main.boundary is not None
-        )
+        budget_from = self._budget_from.get(report.incident, opened)
+        worse = judged(self.world, controller, report, opened, budget_from)
+        self.that(not worse, worse)
 
     def divergent(self, checkpoint: Checkpoint) -> None:
         """Of holders with different values, those in the majority are right."""
@@ -275,15 +259,16 @@ class Checks:
             or any(controller.stopped_until for controller in world.controllers)
             or world.network.blocked_until.get(rank.number, 0.0) > 0.0
             or any(fault.kind in (Kind.SUPERSEDE, Kind.ABSENT) for fault in self.plan.faults)
+            or rank.unprotected == REFUSAL
             or not any(other.alive and self._may_start_one(other) for other in world.ranks)
             or any(closed for closed in (controller.closed for controller in world.controllers))
         )
         self.that(bool(excused), f"{rank.name} is left alone: {release.reason}")
 
     def _may_start_one(self, rank: SimRank) -> bool:
-        """True for ranks that start a controller when there is none: on its host, not cut off."""
-        blocked = self.world.network.blocked_until
-        return rank.host == 0 and not rank.stopped_until and rank.number not in blocked
+        """True for ranks that start a controller when there is none: on its host, not cut off or refused."""
+        away = rank.stopped_until or rank.number in self.world.network.blocked_until
+        return rank.host == 0 and not away and rank.unprotected != REFUSAL
 
     @staticmethod
     def _outlived(rank: SimRank, moment: float) -> bool:
@@ -298,11 +283,11 @@ class Checks:
             for rank in self.world.ranks
             if rank.alive and not rank.stopped
         ]
-        controller = self.world.controller
-        if controller is not None and not controller.stopped:
-            waiting.append(
-                f"{controller.name}: {controller.machine.phase}, deadline {controller.machine.deadline}"
-            )
+        waiting += [
+            f"{controller.name}: {controller.machine.phase}, deadline {controller.machine.deadline}"
+            for controller in self.world.living()
+            if not controller.stopped
+        ]
         self.that(not waiting, f"the run does not end: {'; '.join(waiting)}")
 
     def at_the_end(self) -> None:
@@ -352,7 +337,11 @@ class Checks:
         """True if training goes on as if nothing had been."""
         options = self.plan.options
         match fault.kind:
-            case Kind.STRAY | Kind.DISK_FULL | Kind.HANG_WRITER | Kind.KILL_CONTROLLER | Kind.DIVERGE:
+            case Kind.STRAY | Kind.DISK_FULL | Kind.HANG_WRITER | Kind.DIVERGE:
+                return True
+            case _ if options.register_timeout_s < 10.0:  # a rank may give up as the world is completed
+                return False
+            case Kind.KILL_CONTROLLER:
                 return True
             case Kind.CUT:
                 others = (Kind.KILL_CONTROLLER, Kind.STOP_CONTROLLER)  # then it may come back too late
@@ -362,7 +351,9 @@ class Checks:
             case Kind.STOP_CONTROLLER:
                 return fault.lasts < 15.0
             case Kind.STALL:
-                return fault.lasts < 80.0 and options.stall_action == "save"
+                save_s = 1.5 * self.plan.save_s * max(map(len, self.plan.layout))
+                quick = max(fault.lasts, 1.1 * self.plan.stall_s + save_s) < 0.9 * self.plan.collective_s
+                return quick and options.stall_action == "save"
         return False
 
 

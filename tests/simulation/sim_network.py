@@ -61,7 +61,7 @@ class Network:
         if self.blocked_until.get(rank.number, 0.0) > now or rank.host in self.lost_hosts:
             rank.after(0.5 + self.rng.random(), rank.not_connected)
             return
-        controller = world.controller
+        controller = world.reached()
         if 0 in self.lost_hosts:
             rank.after(1.0, rank.not_connected)
         elif controller is None:
@@ -76,6 +76,8 @@ class Network:
             connection = Connection(len(self.connections), rank, controller, now)
             self.connections.append(connection)
             controller.connections[connection.number] = connection
+            if self.plan.greetings:
+                controller.greeted(connection, rank.seen)
             rank.after(2 * self._delay(), rank.connected, connection)
 
     # -- sending --------------------------------------------------------------------------------------

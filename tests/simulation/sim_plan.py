@@ -9,6 +9,8 @@ from enum import StrEnum
 from swansong.protocol.options import ProtocolOptions
 
 FOR_EVER = 1e9
+REFUSAL = "not of this job"
+"""The reason of a refusal."""
 
 
 class Kind(StrEnum):
@@ -25,6 +27,8 @@ class Kind(StrEnum):
     KILL_HOST = "kill host"
     KILL_CONTROLLER = "kill controller"
     STOP_CONTROLLER = "stop controller"
+    DISPLACE = "displace controller"  # these ranks, and all who come, find another; stopped for `lasts`
+    REFUSE = "refuse"  # ranks that are connected, for good
     KILL_BOTH = "kill controller and ranks"
     CUT = "cut connection"  # and none can be made for `lasts`
     STALL = "stall"  # the main thread does nothing for `lasts`
@@ -51,7 +55,8 @@ class Fault:
     ranks: tuple[int, ...] = ()
     when: str = "training"
     """A phase of the controller; "start"; "part": one is durable; "committed": the rename is done;
-    "register", "welcome": said by one side, not heard by the other; "rank 1 at 2": at that boundary."""
+    "register", "welcome": said by one side, not heard by the other; "rank 1 at 2": at that boundary;
+    "collective", "vote": complete, and nobody has heard."""
     after: float = 0.0
     nth: int = 1
     lasts: float = FOR_EVER
@@ -94,6 +99,14 @@ class Plan:
     digests: bool = True
     """Whether holders know digests of their values."""
     pidfd: bool = True
+    uneven: bool = False
+    """Whether a collective that is complete may still fail for some when a member dies."""
+    skips: frozenset[tuple[int, str]] = frozenset()
+    """(step, component) of updates that are skipped, as by a gradient scaler: the step counts."""
+    greetings: bool = True
+    """Whether an outdated controller learns of it from a rank's greeting; else only the rank can know."""
+    shape: str = ""
+    """Who holds what, in words."""
 
     @property
     def ranks(self) -> int:
@@ -120,6 +133,8 @@ class Plan:
         lines.append(
             f"  budget {budget}, peers' death: {self.peer_death}, save {self.save_s:g} s a component"
         )
+        lines += [f"  skipped: {sorted(self.skips)}"] if self.skips else []
+        lines += ["  collectives may end unevenly"] if self.uneven else []
         lines += [f"  fault: {fault}" for fault in self.faults]
         return "\n".join(lines)
 
@@ -129,7 +144,7 @@ def random_plan(seed: int, least: int = 2, most: int = 8) -> Plan:
     rng = random.Random(seed)
     ranks = _ranks(rng, least, most)
     hosts_count = rng.choice((1, 1, 2, 3))
-    layout = _layout(rng, ranks)
+    shape, layout = _layout(rng, ranks)
     launcher = rng.random() < 0.15
     slow = rng.random() < 0.1
     plan = Plan(
@@ -150,8 +165,25 @@ def random_plan(seed: int, least: int = 2, most: int = 8) -> Plan:
         launcher=launcher,
         pidfd=rng.random() < 0.7,
         digests=rng.random() < 0.8,
+        uneven=rng.random() < 0.3,
+        greetings=rng.random() < 0.5,
+        shape=shape,
     )
+    if rng.random() < 0.15:
+        plan = replace(plan, skips=_skips(plan, rng))
     return _with_faults(plan, rng)
+
+
+def _skips(plan: Plan, rng: random.Random) -> frozenset[tuple[int, str]]:
+    """A scaler of its own for each component, or one for all."""
+    alone = rng.random() < 0.5
+    steps = [(step, rng.random() < 0.4) for step in range(plan.steps)]
+    return frozenset(
+        (step, key)
+        for step, all_skip in steps
+        for key in plan.keys
+        if (rng.random() < 0.3 if alone else all_skip)
+    )
 
 
 def _ranks(rng: random.Random, least: int, most: int) -> int:
@@ -160,28 +192,34 @@ def _ranks(rng: random.Random, least: int, most: int) -> int:
     return rng.choice([n for n in (1, 2, 2, 3, 3, 4, 4, 4, 5, 6, 8) if least <= n <= most] or [least])
 
 
-def _layout(rng: random.Random, ranks: int) -> tuple[tuple[str, ...], ...]:
-    """One pooled component; groups, some of unequal size; sole holders; a rank with three."""
+def _layout(rng: random.Random, ranks: int) -> tuple[str, tuple[tuple[str, ...], ...]]:
+    """Who holds what: in words, and by rank."""
     kind = rng.random()
-    if kind < 0.4 or ranks == 1:
-        return (("model",),) * ranks
-    if kind < 0.7:
+    if kind < 0.35 or ranks == 1:
+        return "one component", (("model",),) * ranks
+    if kind < 0.62:
         groups = rng.randint(2, max(2, min(4, ranks // 2)))
-        return tuple((f"shard {rank % groups}",) for rank in range(ranks))
-    if kind < 0.8:
-        return tuple((f"shard {rng.randrange(2)}",) for _ in range(ranks))
-    if kind < 0.9:
-        return tuple(("model", f"optimizer {rank // 2}") for rank in range(ranks))
+        return "groups", tuple((f"shard {rank % groups}",) for rank in range(ranks))
+    if kind < 0.72:
+        return "groups of any size", tuple((f"shard {rng.randrange(2)}",) for _ in range(ranks))
+    if kind < 0.82:
+        return "one, and pairs", tuple(("model", f"optimizer {rank // 2}") for rank in range(ranks))
+    if kind < 0.87:
+        return "sole holders", tuple((f"stage {rank}",) for rank in range(ranks))
     if kind < 0.95:
-        return tuple((f"stage {rank}",) for rank in range(ranks))
+        ring = range(ranks)
+        return "ring", tuple((f"shard {rank}", f"shard {(rank + 1) % ranks}") for rank in ring)
     shared = tuple((f"part {rank % 3}",) for rank in range(ranks))
-    return (("part 0", "part 1", "part 2"), *shared[1:])
+    return "one rank holds all", (("part 0", "part 1", "part 2"), *shared[1:])
 
 
 def _options(rng: random.Random, launcher: bool) -> ProtocolOptions:
     if launcher or rng.random() < 0.15:
         return ProtocolOptions.within(25.0)
-    return ProtocolOptions(stall_action=rng.choice(("save", "save", "stop")))
+    return ProtocolOptions(
+        stall_action=rng.choice(("save", "save", "stop")),
+        register_timeout_s=rng.choice((600.0, 600.0, 600.0, 600.0, 600.0, 2.0)),
+    )
 
 
 _FIRST: tuple[tuple[Kind, int], ...] = (
@@ -196,6 +234,8 @@ _FIRST: tuple[tuple[Kind, int], ...] = (
     (Kind.KILL_HOST, 1),
     (Kind.KILL_CONTROLLER, 3),
     (Kind.STOP_CONTROLLER, 1),
+    (Kind.DISPLACE, 3),
+    (Kind.REFUSE, 1),
     (Kind.KILL_BOTH, 1),
     (Kind.CUT, 4),
     (Kind.STALL, 2),
@@ -204,6 +244,15 @@ _FIRST: tuple[tuple[Kind, int], ...] = (
     (Kind.ABSENT, 1),
     (Kind.DIVERGE, 1),
     (Kind.STRAY, 1),
+)
+_AT_A_COLLECTIVE: tuple[tuple[Kind, int], ...] = (
+    (Kind.KILL, 12),
+    (Kind.THROW, 1),
+    (Kind.STOP, 2),
+    (Kind.STALL, 1),
+    (Kind.CUT, 1),
+    (Kind.KILL_BOTH, 1),
+    (Kind.KILL_HOST, 1),
 )
 _THEN: tuple[tuple[Kind, int], ...] = (
     *_FIRST,
@@ -216,6 +265,8 @@ _THEN: tuple[tuple[Kind, int], ...] = (
     (Kind.KILL_CONTROLLER, 5),
     (Kind.STOP, 2),
     (Kind.STOP_CONTROLLER, 2),
+    (Kind.DISPLACE, 3),
+    (Kind.REFUSE, 1),
 )
 _OF_NO_RANK = frozenset(
     {
@@ -239,6 +290,18 @@ _MOMENTS = (
     "register",
     "welcome",
 )
+_OF_SEVERAL = frozenset(
+    {
+        Kind.KILL,
+        Kind.KILL_BOTH,
+        Kind.DISK_FULL,
+        Kind.HANG_WRITER,
+        Kind.STOP,
+        Kind.CUT,
+        Kind.DISPLACE,
+        Kind.REFUSE,
+    }
+)
 
 
 def _with_faults(plan: Plan, rng: random.Random) -> Plan:
@@ -246,7 +309,7 @@ def _with_faults(plan: Plan, rng: random.Random) -> Plan:
     if rng.random() < 0.03:
         return plan
     length = plan.steps * (plan.step_s + plan.window_s + plan.boundary_s) * 1.1 + plan.evaluate_s / 2
-    faults = [_fault(plan, rng, _FIRST, "training", rng.random() * length)]
+    faults = [_first_fault(plan, rng, length)]
     for _ in range(rng.choice((0, 0, 1, 1, 1, 2, 2, 3, 5))):
         if rng.random() < 0.2:
             faults.append(_fault(plan, rng, _THEN, "training", rng.random() * length))
@@ -256,12 +319,20 @@ def _with_faults(plan: Plan, rng: random.Random) -> Plan:
     return replace(plan, faults=tuple(faults))
 
 
+def _first_fault(plan: Plan, rng: random.Random, length: float) -> Fault:
+    """At any time; or, as only then components part, when some have heard of a collective and others not."""
+    if rng.random() < (0.5 if plan.uneven else 0.05):
+        when = "vote" if len(plan.keys) > 1 else "collective"
+        return _fault(plan, rng, _AT_A_COLLECTIVE, when, 1.5 * plan.latency_s * rng.random())
+    return _fault(plan, rng, _FIRST, "training", length * rng.random())
+
+
 def _fault(
     plan: Plan, rng: random.Random, kinds: tuple[tuple[Kind, int], ...], when: str, after: float
 ) -> Fault:
     kind = rng.choices([k for k, _ in kinds], [weight for _, weight in kinds])[0]
     ranks: tuple[int, ...] = (rng.randrange(plan.ranks),)
-    if kind in (Kind.KILL, Kind.KILL_BOTH, Kind.DISK_FULL, Kind.HANG_WRITER, Kind.STOP, Kind.CUT):
+    if kind in _OF_SEVERAL:
         count = min(plan.ranks, rng.choice((1, 1, 1, 2, 3)))
         ranks = tuple(sorted(rng.sample(range(plan.ranks), count)))
     elif kind is Kind.KILL_HOST:
@@ -273,6 +344,8 @@ def _fault(
     lasts = FOR_EVER
     if kind in (Kind.STOP, Kind.STOP_CONTROLLER, Kind.CUT, Kind.STALL):
         lasts = rng.choice((0.0, 0.2, 1.0, 1.8, 3.0, 8.0, 20.0, 50.0, 70.0, 100.0, FOR_EVER))
+    if kind is Kind.DISPLACE:
+        lasts = rng.choice((0.0, 1.0, 3.0, 8.0, 11.0, 14.0, 20.0, 50.0, FOR_EVER))
     if kind in (Kind.CUT, Kind.STALL) and lasts == FOR_EVER:
         lasts = 150.0
     if kind in (Kind.ABSENT, Kind.DIVERGE):
@@ -283,4 +356,6 @@ def _fault(
 def _which(plan: Plan, rng: random.Random, when: str) -> int:
     if when == "training":
         return 1
+    if when in ("vote", "collective"):
+        return rng.randint(1, plan.steps)
     return rng.randint(1, 2 * plan.ranks) if when in ("register", "welcome") else rng.choice((1, 1, 1, 2))

@@ -40,6 +40,10 @@ class SimRank:
         self.released: list[m.Release] = []
         self.departed = False
         self.unprotected = ""
+        self.seen = 0
+        """Highest generation of a controller whose greeting it had."""
+        self.followed = 0
+        """Highest generation of a controller whose word it acted on."""
         self.writers: dict[tuple[str, int], Writer] = {}
         components = tuple(
             m.ComponentEntry(key=key, label=key, nbytes=100) for key in world.plan.layout[number]
@@ -186,6 +190,7 @@ class SimRank:
             self.world.network.close_from_rank(connection)
             return
         self.connection = connection
+        self.seen = max(self.seen, connection.controller.generation)
         self.feed(m.Connected())
 
     def not_connected(self) -> None:

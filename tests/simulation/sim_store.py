@@ -154,7 +154,7 @@ class Store:
         content: list[tuple[str, int, str]] = []
         for attempt, rank, keys in effect.parts:
             part = place.parts.get((attempt, rank))
-            if part is None or not part.durable or part.keys != keys:
+            if part is None or not part.durable or not set(keys) <= set(part.keys):
                 self.world.checks.that(
                     False, f"commit of a part that is not there: attempt {attempt}, rank {rank}"
                 )
@@ -165,11 +165,8 @@ class Store:
         checkpoint = Checkpoint(
             effect.incident, effect.step, tuple(sorted(content)), f"step {effect.step}", self.world.clock.now
         )
-        twin = next(
-            (c for c in self.checkpoints if (c.step, c.content) == (checkpoint.step, checkpoint.content)),
-            None,
-        )
-        self.world.checks.committed(controller, checkpoint)
+        twin = next((c for c in self.checkpoints if c.step == checkpoint.step), None)
+        self.world.checks.committed(controller, checkpoint, twin)
         self.world.checks.divergent(checkpoint)
         if twin is None:
             self.checkpoints.append(checkpoint)

@@ -30,6 +30,14 @@ class Meeting:
     members: tuple[int, ...]
     came: dict[int, bool] = field(default_factory=dict)
     waiting: dict[int, Callable[[bool], None]] = field(default_factory=dict)
+    """By rank that has not heard the outcome yet, whom to tell."""
+    deaf: set[int] = field(default_factory=set)
+    """Ranks for which it fails, though it is complete."""
+
+    @property
+    def complete(self) -> bool:
+        """True if everybody has come."""
+        return len(self.came) == len(self.members)
 
 
 class Training:
@@ -57,23 +65,36 @@ class Training:
             meeting = self.meetings[name] = Meeting(members)
         meeting.came[rank] = yes
         meeting.waiting[rank] = then
-        if len(meeting.came) == len(members):
+        if meeting.complete:
             outcome = all(meeting.came.values())
-            for who, call in meeting.waiting.items():
-                self.world.ranks[who].after(self.rng.random() * self.plan.latency_s, call, outcome)
-            meeting.waiting = {}
+            for who in meeting.waiting:
+                delay = self.rng.random() * self.plan.latency_s
+                self.world.ranks[who].after(delay, self._tell, meeting, who, outcome)
+            self.world.happened("vote" if name[0] == "vote" else "collective")
         elif self.gone and self.gone.intersection(members) - meeting.came.keys():
-            self._fail(meeting, rank, 0.0)
+            self._fail(meeting, rank)
+
+    @staticmethod
+    def _tell(meeting: Meeting, who: int, outcome: bool) -> None:
+        call = meeting.waiting.pop(who, None) if who not in meeting.deaf else None
+        if call is not None:
+            call(outcome)
 
     def leave(self, rank: int) -> None:
         """A process is gone; who waits for it, or will, notices in its own way."""
         self.gone.add(rank)
         for meeting in self.meetings.values():
-            if meeting.waiting and rank in meeting.members and rank not in meeting.came:
+            if not meeting.waiting or rank not in meeting.members:
+                continue
+            if rank not in meeting.came:
                 for who in list(meeting.waiting):
-                    self._fail(meeting, who, 0.0)
+                    self._fail(meeting, who)
+            elif self.plan.uneven and meeting.complete:
+                for who in [who for who in meeting.waiting if self.rng.random() < 0.5]:
+                    meeting.deaf.add(who)
+                    self._fail(meeting, who)
 
-    def _fail(self, meeting: Meeting, rank: int, _: float) -> None:
+    def _fail(self, meeting: Meeting, rank: int) -> None:
         main = self.world.ranks[rank].main
         if self.plan.peer_death == "raise":
             main.rank.after(self.rng.random() * 0.5, main.fail_in, meeting)
@@ -94,6 +115,7 @@ class MainThread:
         self.queued = 0
         self.begun = dict.fromkeys(self.keys, 0)
         self.done = dict.fromkeys(self.keys, 0)
+        self.changes = dict.fromkeys(self.keys, 0)
         self.boundary: int | None = None
         self.doing = "starting"
         self.gate_closed = False
@@ -128,7 +150,7 @@ class MainThread:
 
     def value(self, key: str) -> str:
         """A digest of values: the same for replicas at one step."""
-        return f"{self.done[key]}" + (f" of rank {self.rank.number}" if self.diverged else "")
+        return f"{self.changes[key]}" + (f" of rank {self.rank.number}" if self.diverged else "")
 
     def settled(self) -> bool:
         """True if nothing changes before the gate opens."""
@@ -183,7 +205,7 @@ class MainThread:
             self._go_on(epoch, then, (outcome,))
 
         self.training.meet(name, members, self.rank.number, yes, come)
-        if self.rank.number in self.training.meetings[name].waiting:
+        if self.plan.uneven or not self.training.meetings[name].complete:
             self.rank.after(self.plan.collective_s, self._timed_out, epoch, name)
 
     def _timed_out(self, epoch: int, name: tuple[str, int, int]) -> None:
@@ -281,13 +303,18 @@ class MainThread:
         self.doing = "updating"
         key = self.keys[index]
         self.begun[key] += 1
+        if (self.step, key) in self.plan.skips:  # the clock counts in one act
+            self._updated(index)
+            return
         self._changed()
         if self.freezes_window:
             return
         self._later(self._spread(self.plan.window_s), self._updated, index)
 
     def _updated(self, index: int) -> None:
-        self.done[self.keys[index]] += 1
+        key = self.keys[index]
+        self.done[key] += 1
+        self.changes[key] += (self.step, key) not in self.plan.skips
         if index + 1 < len(self.keys):
             self._update(index + 1)
             return

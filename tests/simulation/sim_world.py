@@ -44,6 +44,7 @@ class Result:
     incidents: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     visits: Counter[tuple[str, str]] = field(default_factory=Counter)
+    met: Counter[str] = field(default_factory=Counter)
     transcript: list[str] = field(default_factory=list)
     seconds: float = 0.0
     messages: int = 0
@@ -63,7 +64,11 @@ class World:
         self.store = Store(self, rng)
         self.faults = Faults(self, rng)
         self.controller: SimController | None = None
+        """The one that has the address now."""
         self.controllers: list[SimController] = []
+        """Every one that there was."""
+        self.displaced: list[SimController] = []
+        """Those that live, and whose address is another's."""
         self.touched: dict[int, float] = {}
         """When a rank was last stopped, or its connection cut."""
         self.ranks = [SimRank(self, number, rng) for number in range(plan.ranks)]
@@ -82,9 +87,11 @@ class World:
         except Violation as violation:
             result.violation = str(violation)
             self.record("simulation", f"VIOLATION: {violation}")
+        self.checks.close_the_books()
         result.incidents = self.checks.incidents
         result.outcomes = self.checks.outcomes
         result.visits = self.checks.visits
+        result.met = self.checks.met
         result.transcript = self.transcript
         result.seconds = self.clock.now
         result.messages = self.network.messages
@@ -105,8 +112,8 @@ class World:
                 break
 
     def _going_on(self) -> bool:
-        controller = self.controller
-        return (controller is not None and not controller.stopped) or any(rank.alive for rank in self.ranks)
+        running = any(not controller.stopped for controller in self.living())
+        return running or any(rank.alive for rank in self.ranks)
 
     def record(self, who: str, what: str) -> None:
         """Note something for the transcript."""
@@ -135,6 +142,24 @@ class World:
         self.record(controller.name, "ends")
         if self.controller is controller:
             self.controller = None
+        elif controller in self.displaced:
+            self.displaced.remove(controller)
+
+    def displace(self, controller: SimController) -> None:
+        """A controller lives on without its address: who is connected stays, who comes finds another."""
+        self.controller = None
+        self.displaced.append(controller)
+
+    def living(self) -> list[SimController]:
+        """Every controller whose process is there."""
+        return [*self.displaced, *([self.controller] if self.controller is not None else [])]
+
+    def reached(self) -> SimController | None:
+        """The controller that answers at the address; one that has lost it may still do so, once it runs."""
+        returned = [controller for controller in self.displaced if not controller.stopped]
+        if self.controller is not None and returned and self._rng.random() < 0.5:
+            return self._rng.choice(returned)
+        return self.controller
 
     def phase_entered(self, controller: SimController, before: Phase) -> None:
         """A controller has come to another phase."""
@@ -161,8 +186,7 @@ class World:
         self.record(rank.name, "is gone")
         self.touch(rank.number)
         self.training.leave(rank.number)
-        controller = self.controller
-        if self.plan.pidfd and controller is not None and rank.host == 0:
+        for controller in self.living() if self.plan.pidfd and rank.host == 0 else ():
             controller.after(0.001, self._died, controller, rank.number)
         if self.plan.launcher and not rank.departed and self._first_death is None:
             self._first_death = self.clock.now
@@ -190,8 +214,8 @@ class World:
     def lose_host(self, host: int) -> None:
         """A host is gone, and everything on it."""
         self.network.lose_host(host)
-        if host == 0 and self.controller is not None:
-            self.controller.die()
+        for controller in self.living() if host == 0 else ():
+            controller.die()
         for rank in self.ranks:
             if rank.host == host:
                 rank.kill()

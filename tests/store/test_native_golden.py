@@ -22,7 +22,7 @@ from swansong.store import checkpoint, crypt, saving
 from swansong.store.checkpoint import Content, Point, SaveOptions
 from swansong.store.files import Files
 from swansong.store.opening import open_checkpoint
-from swansong.store.parts import PartId, commit_parts, staged, write_part
+from swansong.store.parts import PartId, commit_parts, read_parts, staged, write_part
 from swansong.store.saving import save
 from swansong.store.series import Series
 from swansong.store.verify import verify
@@ -75,8 +75,9 @@ def write(place: str, directory: Path) -> Path:
                 box = Box((rows.start, 0), W[rows].shape)
                 part = Content(tensors={"w": T(W[rows])}, boxes={"w": (W.shape, box)}, objects={"rank": rank})
                 write_part(staging.place, staging.id, buffered(files), part, PartId(1, 0, rank))
-            ids = [PartId(1, 0, rank) for rank in range(2)]
-            return commit_parts(staging, ids, point, kind="fault", seq=series.draw(), time=FakeClock()).path
+            ids = dict.fromkeys(PartId(1, 0, rank) for rank in range(2))
+            taken = read_parts(staging, ids)
+            return commit_parts(staging, taken, point, kind="fault", seq=series.draw(), time=FakeClock()).path
     single = place == "native_single"
     if single:
         what = content(SINGLE, rest={"moment": T(-W)}, append_info={"epoch_num": 3, "lr": 0.1, "note": "x"})

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from parts_support import IDS, NAME, WHOLE, T, data_of, publish, record_of, rewrite, share, write, write_both
 from store_support import (
@@ -28,7 +29,7 @@ from swansong.store.catalog import find
 from swansong.store.checkpoint import Content
 from swansong.store.files import Files
 from swansong.store.manifest import decode_part
-from swansong.store.parts import PartId, Staged, staged, write_part
+from swansong.store.parts import Staged, staged, write_part
 from swansong.store.series import Series
 from swansong.store.verify import verify
 
@@ -83,6 +84,16 @@ def _other_tensor(array: np.ndarray) -> Any:
     return change
 
 
+def _elsewhere(staging: Staged) -> None:
+    tensors = decode_part(record_of(staging, IDS[1]).read_bytes(), "p").tensors
+    tensors["w"] = replace(tensors["w"], chunks=[replace(tensors["w"].chunks[0], file=7)])
+    rewrite(staging, IDS[1], tensors=tensors)
+
+
+def _not_held(staging: Staged) -> None:
+    rewrite(staging, IDS[1], components={"X": ["w", "moment"]})
+
+
 def _sealed(staging: Staged) -> None:
     shutil.rmtree(staging.place)
     staging.place.mkdir()
@@ -105,11 +116,14 @@ def _sealed(staging: Staged) -> None:
         (_other_tensor(WHOLE.astype(np.float64)), r"'w' is float64 \[6, 4\] on rank 1, but float32 \[6, 4\]"),
         (_other_tensor(WHOLE[:5]), r"'w' is float32 \[5, 4\] on rank 1, but float32 \[6, 4\]"),
         (_other_tensor(WHOLE), "'w': 0 and 1 both hold"),
+        (_elsewhere, r"rank 1: its part places tensors in files that it does not list: \[7\]"),
+        (_not_held, "rank 1: its part counts 'moment' to a component, but does not hold it"),
         (_sealed, "its part is encrypted; the committer needs the key"),
     ],
     ids=[
         *("missing", "bit flipped", "data cut", "data missing", "of another checkpoint", "of another rank"),
-        *("another's file", "hole", "overlap", "corner", "type", "shape", "twice whole", "sealed, no key"),
+        *("another's file", "hole", "overlap", "corner", "type", "shape", "twice whole", "file unknown"),
+        *("component without tensor", "sealed, no key"),
     ],
 )
 @pytest.mark.parametrize("taken", [True, False], ids=["name taken", "new name"])
@@ -143,12 +157,11 @@ def test_parts_that_the_committers_key_does_not_open_make_nothing(
     assert visible(series.directory) == set()
 
 
-@pytest.mark.parametrize("wanted", [[], [PartId(0, 0, 0), PartId(0, 1, 0)]], ids=["none", "two of one rank"])
-def test_there_is_one_part_of_each_rank(series: Series, wanted: list[PartId]) -> None:
+def test_no_parts_make_nothing(series: Series) -> None:
     with staged(series, NAME) as staging:
         write_both(staging)
-        with pytest.raises(SaveError, match="wanted one part of each rank"):
-            publish(staging, wanted)
+        with pytest.raises(SaveError, match="no parts were wanted"):
+            publish(staging, [])
     assert visible(series.directory) == set()
 
 
@@ -188,6 +201,7 @@ def test_a_part_whose_writer_failed_is_not_there_or_not_relied_on(series: Series
         with pytest.raises(DiskFullError):
             write_part(staging.place, staging.id, buffered(files), share(0), IDS[0])
         assert record_of(staging, IDS[0]).exists() == (call == "sync_directory")
+        assert not data_of(staging, IDS[0]).exists(), "others may need the room"
 
 
 @pytest.mark.parametrize("call", ["lock", "make_directory"])

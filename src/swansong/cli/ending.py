@@ -83,6 +83,8 @@ def _usage(error: typer.TyperException) -> str:
 
 def _in_words(error: Exception) -> str:
     match error:
+        case OSError(strerror=str(reason)) if isinstance(error, SwansongError):
+            return reason  # says all, without "[Errno 111]" before it
         case SwansongError():
             return str(error)
         case OSError(filename=str(name), strerror=str(reason)):

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 import swansong
+from swansong.cli import controller as controller_command
 from swansong.cli import incident as incident_command
 from swansong.cli import inspect as inspect_command
 from swansong.cli import list as list_command
@@ -28,6 +29,7 @@ COMMANDS: Final[dict[str, Callable[..., int]]] = {
     "list": list_command.command,
     "inspect": inspect_command.command,
     "verify": verify_command.command,
+    "controller": controller_command.command,
     "status": status_command.command,
     "persist": persist_command.command,
     "incident": incident_command.command,

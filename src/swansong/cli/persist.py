@@ -10,7 +10,17 @@ import msgspec
 import typer
 
 from swansong.cli import output
-from swansong.cli.control import TokenFile, Where, address_of, token_of
+from swansong.cli.control import (
+    TlsAuthority,
+    TlsCertificate,
+    TlsKey,
+    TlsName,
+    TokenFile,
+    Where,
+    address_of,
+    client_tls,
+    token_of,
+)
 from swansong.cli.ending import complain
 from swansong.cli.options import AsJson, Debug
 from swansong.cli.status import in_words
@@ -25,6 +35,10 @@ def command(
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=0.1, help="Seconds to wait for the end of the save.")
     ] = 600.0,
+    tls_ca: TlsAuthority = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_name: TlsName = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> int:
@@ -38,8 +52,8 @@ def command(
       swansong persist node0:2000 --token-file checkpoints/.swansong-token
       swansong persist node0:2000 --token-file checkpoints/.swansong-token --json | jq -r .path
     """
-    request = PersistRequest(who=short(_who()))
-    answer = ask(address_of(where), token_of(token_file), request, timeout_s=timeout_s)
+    request, tls = PersistRequest(who=short(_who())), client_tls(tls_ca, tls_cert, tls_key, tls_name)
+    answer = ask(address_of(where), token_of(token_file), request, timeout_s=timeout_s, tls=tls)
     if not isinstance(answer, PersistEnded):
         complain(f"{where}: {answer.reason if isinstance(answer, Declined) else 'no outcome was told'}")
         return 1

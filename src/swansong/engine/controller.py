@@ -189,6 +189,7 @@ class ControllerServer:
                 self._reception.send_away(guest, "asks, and does not read the answers")
             case StatusRequest():
                 self._reception.settle(guest, guest.standing)
+                self._desk.visited(guest.number)
                 self._reception.send(guest, self._status())
             case PersistRequest(who=who):
                 self._desk.persist(guest.number, self._machine, lambda: self._feed(m.Persist(who)))

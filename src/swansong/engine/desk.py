@@ -7,18 +7,28 @@ from collections.abc import Callable
 from swansong.engine.status import ending
 from swansong.protocol import messages as m
 from swansong.protocol.controller import Controller
-from swansong.protocol.operator import Declined, Ending, OperatorAnswer, PersistBegun, PersistEnded, short
+from swansong.protocol.operator import (
+    Closed,
+    Declined,
+    Ending,
+    OperatorAnswer,
+    PersistBegun,
+    PersistEnded,
+    short,
+)
 from swansong.protocol.states import WORKING, Phase
 
 
 class Desk:
-    """Who waits for the end of which incident, and how the last one ended."""
+    """Who waits for the end of which incident, who looks on, and how the last incident ended."""
 
     def __init__(self, answer: Callable[[int, OperatorAnswer], None]) -> None:
         """`answer(connection, message)` sends."""
         self._answer = answer
         self._waiting: dict[int, str] = {}
         """Connection -> incident."""
+        self._watching: set[int] = set()
+        """Connections of those who have asked how the job stands."""
         self.last: Ending | None = None
 
     def persist(self, connection: int, machine: Controller, begin: Callable[[], None]) -> None:
@@ -41,6 +51,10 @@ class Desk:
         else:
             self._answer(connection, Declined(reason=f"the controller is {machine.phase.value}"))
 
+    def visited(self, connection: int) -> None:
+        """An operator has asked how the job stands: it is to hear of the controller's end."""
+        self._watching.add(connection)
+
     def waits(self, connection: int) -> bool:
         """True if an operator is still to hear of an end."""
         return connection in self._waiting
@@ -55,11 +69,15 @@ class Desk:
         return told
 
     def closing(self, reason: str) -> None:
-        """The controller ends: so does every wait."""
+        """The controller ends: so does every wait, and there is nothing more to see."""
         for connection in self._waiting:
             self._answer(connection, Declined(reason=short(f"the controller ended: {reason}")))
+        for connection in sorted(self._watching - self._waiting.keys()):
+            self._answer(connection, Closed(reason=short(reason), last=self.last))
         self._waiting.clear()
+        self._watching.clear()
 
     def left(self, connection: int) -> None:
         """An operator is gone."""
         self._waiting.pop(connection, None)
+        self._watching.discard(connection)

@@ -106,6 +106,11 @@ class ProcessorThread:
         """True if a controller watches over a complete world now."""
         return self._thread.is_alive() and self._machine.mode is Mode.TRAINING
 
+    @property
+    def world(self) -> tuple[m.Member, ...]:
+        """Every rank, once all have registered; empty before."""
+        return self._machine.world
+
     def halt(self) -> None:
         """End soon, whatever the machine waits for: the main thread needs nothing of it any more."""
         self._halted = True

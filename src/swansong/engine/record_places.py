@@ -34,6 +34,16 @@ def place_of(directory: Path, *, job: str, incarnation: str, rank: int) -> Path:
     return directory / f"{_PREFIX}-{job}-{incarnation}" / f"rank-{rank}"
 
 
+def ranks_in(place: Path) -> list[int]:
+    """The ranks that have a recorder in an incarnation's directory, lowest first; none if it is not ours."""
+    try:
+        with _directory(place) as directory:
+            names = [entry.name for entry in os.scandir(directory) if _FILE.fullmatch(entry.name)]
+    except (OSError, RecordError):
+        return []
+    return sorted(int(name.removeprefix("rank-")) for name in names)
+
+
 def create_file(path: Path) -> int:
     """Create a recorder's file, and its directory unless it is there; return a descriptor.
 

@@ -27,13 +27,13 @@ _HOST = 200
 def describe(machine: Controller, *, generation: int, up_s: float, now: float, last: Ending | None) -> Status:
     """The answer to a StatusRequest."""
     peers = machine.members.peers.values()
-    reports = machine.incident.reports if machine.incident is not None else {}
-    ranks = [_rank(peer, reports.get(peer.rank)) for peer in peers]
+    ranks = [_rank(peer, now, up_s) for peer in peers]
     counts = Counter(rank.state for rank in ranks)
     ranks.sort(key=lambda rank: rank.state == "connected")  # stable: by rank within
     reason = _why_unprotected(machine)
     return Status(
         phase=machine.phase.value,
+        phase_s=now - machine.since,
         world_size=machine.members.world_size,
         generation=generation,
         up_s=up_s,
@@ -57,14 +57,16 @@ def ending(report: m.Report) -> Ending:
     )
 
 
-def _rank(peer: Peer, report: m.StateReport | None) -> RankStatus:
+def _rank(peer: Peer, now: float, up_s: float) -> RankStatus:
     member = peer.member
     return RankStatus(
         rank=peer.rank,
         state=_state(peer),
+        state_s=now - peer.since if peer.since is not None else up_s,
         host=member.host[:_HOST] if member is not None else "",
         pid=member.pid if member is not None else None,
-        step=report.boundary if report is not None else None,
+        step=peer.step,
+        step_age_s=now - peer.step_at if peer.step is not None and peer.step_at is not None else None,
     )
 
 

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Final
 
 from swansong.engine.address import Address, Endpoint
-from swansong.engine.tls import Tls
+from swansong.engine.tls import ClientTls, Tls
 from swansong.errors import ProtocolError, SelfConnectionError, UnreachableError
 from swansong.protocol.codec import Channel, ChannelEvent, Failed, Opened, Reply, WireMessage
 from swansong.protocol.handshake import NONCE, Identity, Token
@@ -306,7 +306,7 @@ def connect(
     *,
     timeout_s: float,
     host_timeout_s: float = 10.0,
-    tls: ssl.SSLContext | None = None,
+    tls: ClientTls | ssl.SSLContext | None = None,
 ) -> Connection:
     """Connect to a controller and do the handshake in `timeout_s`; every socket address is tried in turn.
 
@@ -320,7 +320,7 @@ def connect(
         now = time.monotonic()
         ends = now + max(0.0, deadline - now) / left
         left -= 1
-        secure = Tls(tls, server=False, host=address.host) if tls is not None else None
+        secure = ClientTls.of(tls).begin(address.host) if tls is not None else None
         try:
             sock = _dial(endpoint, address, ends, host_timeout_s)
         except UnreachableError as error:

@@ -19,8 +19,8 @@ from swansong.mindspore.interruption import UpdateWatch, interrupted_place
 from swansong.mindspore.parameters import is_split
 from swansong.mindspore.position import Counters, Place, Resumption, steps_per_epoch, warn_of_skipping
 from swansong.mindspore.ranks import Ranks, Writers, sharing
-from swansong.mindspore.saver import OnError, Request, Saver, write_beside
 from swansong.mindspore.seeds import Seeds, gathered_seeds
+from swansong.persist.saver import OnError, Request, Saver, write_beside
 from swansong.policy.checks import shown
 from swansong.policy.save import Never, SavePoint
 from swansong.store.checkpoint import Kind, Point, SaveOptions

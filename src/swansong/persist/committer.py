@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import os
-import time
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from swansong.engine.recorder import Recorded
+from swansong.engine.recorders import HostRecorders
 from swansong.engine.storekeeper import StoreCalls
 from swansong.errors import LoadError, SaveError
 from swansong.persist import places
-from swansong.persist.incidents import Timing, document
+from swansong.persist.boundary import Assembled, assemble
+from swansong.persist.incidents import document
+from swansong.persist.records import from_objects, recorded_on
 from swansong.protocol import messages as m
 from swansong.protocol.messages import FaultKind
+from swansong.state.tensors import HostTensor
 from swansong.store import naming, parts
-from swansong.store.checkpoint import Kind, Point, new_id, short
+from swansong.store.checkpoint import Content, Kind, Point, new_id, short
 from swansong.store.crypt import Key
+from swansong.store.merging import Taken
 from swansong.store.opening import open_checkpoint
-from swansong.store.parts import PartId, Staged
+from swansong.store.parts import Objects, PartId, Staged
 from swansong.store.series import Series
+from swansong.store.writer import Writer
 
 GENERATION: Final = 0
 """In the names of parts: each incident of each controller has a place of its own, so one is enough."""
@@ -36,19 +43,18 @@ class _Open:
     staged: Staged
     resources: ExitStack
     """Holds the place; what is left in it goes when this closes."""
-    since: float
-    """When it was made, monotonic."""
 
 
 class Committer:
     """The store's side of a controller. All calls come from one thread."""
 
-    def __init__(self, series: Series, *, world_size: int, key: Key | None, resume_command: str) -> None:
-        """`resume_command` is told in reports: what starts the job again."""
-        self._series, self._world_size, self._key = series, world_size, key
+    def __init__(
+        self, series: Series, host: HostRecorders, *, world_size: int, key: Key | None, resume_command: str
+    ) -> None:
+        """`host` has the records of ranks on this host; `resume_command`, told in reports, starts the job."""
+        self._series, self._host, self._world_size, self._key = series, host, world_size, key
         self._resume_command = resume_command
         self._open: dict[str, _Open] = {}
-        self._timings: dict[str, Timing] = {}
 
     @property
     def calls(self) -> StoreCalls:
@@ -62,22 +68,16 @@ class Committer:
         resources = ExitStack()
         identity = places.checkpoint_id(incident)
         staged = resources.enter_context(parts.staged(self._series, self._series.stem, identity=identity))
-        self._open[incident] = _Open(staged, resources, time.monotonic())
+        self._open[incident] = _Open(staged, resources)
 
     def commit(self, order: m.Commit) -> str:
         """Make a checkpoint of an incident's parts, durably; return its path.
 
         A checkpoint that this run has committed at that step already is as good. Raises SaveError.
         """
-        began = time.monotonic()
         path = self._committed(order.step)
         if path is None:
             path = self._commit(order)
-        opened = self._open.get(order.incident)
-        if opened is not None:
-            self._timings[order.incident] = Timing(
-                save_s=began - opened.since, commit_s=time.monotonic() - began
-            )
         self.discard(order.incident)
         return str(path)
 
@@ -90,8 +90,14 @@ class Committer:
     def report(self, report: m.Report) -> None:
         """Write an incident's report, durably. Raises OSError."""
         self.discard(report.incident)
-        timing = self._timings.pop(report.incident, Timing())
-        data = document(report, timing, inexact=self._inexact(report), resume_command=self._resume_command)
+        data = document(
+            report,
+            self._remains(report),
+            inexact=self._inexact(report),
+            resume_command=self._resume_command,
+            stem=self._series.stem,
+            run=self._series.run,
+        )
         space, files = self._series.space, self._series.space.files
         target = places.incident_file(self._series.directory, report.incident)
         files.ensure_directory(target.parent, 0o700)
@@ -105,11 +111,36 @@ class Committer:
         if opened is None:
             raise SaveError(f"incident {order.incident}: not saved: no place was prepared for its parts")
         staged = replace(opened.staged, name=self._free_name(order.step))
-        wanted = [PartId(GENERATION, attempt, rank) for attempt, rank, _ in order.parts]
-        point = Point(step=order.step, world_size=self._world_size)
-        kind = _KINDS.get(order.cause, "fault")
-        seq = self._series.draw()
-        return parts.commit_parts(staged, wanted, point, kind=kind, seq=seq, key=self._key).path
+        wanted = {PartId(GENERATION, attempt, rank): set(keys) for attempt, rank, keys in order.parts}
+        taken = parts.read_parts(staged, wanted, key=self._key)
+        gathered = self._gathered(taken, order.step)
+        if gathered.tensors:
+            taken += self._add_part(staged, gathered.tensors, order)
+        return parts.commit_parts(
+            staged,
+            taken,
+            Point(step=order.step, boundary_step=gathered.boundary_step, world_size=self._world_size),
+            kind=_KINDS.get(order.cause, "fault"),
+            seq=self._series.draw(),
+            key=self._key,
+            objects=_objects(gathered, order, taken),
+        ).path
+
+    def _gathered(self, taken: Sequence[Taken], step: int) -> Assembled:
+        """The boundary state of all ranks: as parts have it, or else as this host's recorders do."""
+        records = recorded_on(self._host, step)
+        for one in taken:
+            records |= from_objects(one.part.objects)
+        return assemble(records, world_size=self._world_size, step=step)
+
+    def _add_part(self, staged: Staged, tensors: Mapping[str, HostTensor], order: m.Commit) -> list[Taken]:
+        """Write boundary tensors, as one more part."""
+        attempt = 1 + max(attempt for attempt, _, _ in order.parts)
+        part = PartId(GENERATION, attempt, 0)
+        content = Content(tensors=tensors)
+        with closing(Writer(self._series.space.files)) as writer:
+            parts.write_part(staged.place, staged.id, writer, content, part, key=self._key)
+        return parts.read_parts(staged, {part: None}, key=self._key)
 
     def _committed(self, step: int) -> Path | None:
         """The checkpoint of this run at a step, if there is one."""
@@ -127,9 +158,25 @@ class Committer:
                 return name
             number += 1
 
+    def _remains(self, report: m.Report) -> dict[int, Recorded]:
+        """What the recorders of this host say of the ranks that did not report."""
+        found = {rank: self._host.read(rank) for rank in self._host.ranks() if rank not in report.reports}
+        return {rank: recorded for rank, recorded in found.items() if recorded is not None}
+
     def _inexact(self, report: m.Report) -> list[dict[str, object]]:
         if report.path:
             with suppress(LoadError), open_checkpoint(Path(report.path), key=self._key) as checkpoint:
                 if checkpoint.manifest is not None:
                     return [dict(entry) for entry in checkpoint.manifest.inexact]
         return []
+
+
+def _objects(gathered: Assembled, order: m.Commit, taken: Sequence[Taken]) -> Objects:
+    """What the manifest says besides tensors, in the form that single writers give it, too."""
+    return Objects(
+        objects={"state": None, "extra": gathered.shared},
+        rank_objects={str(rank): {"state": None, "extra": own} for rank, own in gathered.own.items()},
+        inexact=[entry for one in taken for entry in one.part.inexact]
+        + [dict(entry) for entry in gathered.inexact],
+        components=[{"key": key, "rank": rank} for _, rank, keys in order.parts for key in keys],
+    )

@@ -17,8 +17,9 @@ from typing import Final
 
 import msgspec
 
-from swansong.errors import ConfigError, MalformedError, UnreachableError
+from swansong.errors import ConfigError, LoadError, MalformedError, UnreachableError
 from swansong.persist import places
+from swansong.persist.crash_loop import CrashLoop
 from swansong.protocol.handshake import INCARNATION
 from swansong.store.checkpoint import new_id, short
 from swansong.store.files import Files
@@ -61,7 +62,13 @@ class SeriesFacts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
+class JobRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """What rank 0 tells the others if it cannot begin."""
+
+    reason: str
+
+
+class JobFacts(msgspec.Struct, frozen=True, kw_only=True, tag="facts"):
     """What rank 0 tells the others."""
 
     world_size: int
@@ -70,6 +77,10 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Path of the checkpoint that all resume from; None: a fresh start."""
     step: int
     """Its step; 0 for a fresh start."""
+    resume_command: str = ""
+    """What starts the job again, for reports."""
+    crash_loop: CrashLoop | None = None
+    """Why nobody is to go on, if so."""
 
 
 def incarnation_of(given: bytes | None, environment: Mapping[str, str], world_size: int) -> bytes:
@@ -95,7 +106,7 @@ def incarnation_of(given: bytes | None, environment: Mapping[str, str], world_si
     return given
 
 
-def announce(directory: Path, incarnation: bytes, facts: JobFacts, files: Files) -> None:
+def announce(directory: Path, incarnation: bytes, facts: JobFacts | JobRefused, files: Files) -> None:
     """Tell the others, as rank 0. The directory is prepared. Raises OSError."""
     target = places.job_file(directory, incarnation)
     with Workspace(directory, files).reserve(target.name, short(new_id())) as place:
@@ -104,7 +115,10 @@ def announce(directory: Path, incarnation: bytes, facts: JobFacts, files: Files)
 
 
 def learn(directory: Path, incarnation: bytes, *, timeout_s: float) -> JobFacts:
-    """Wait for what rank 0 tells. Raises UnreachableError if it tells nothing in time, MalformedError."""
+    """Wait for what rank 0 tells.
+
+    Raises UnreachableError if it tells nothing in time, LoadError if it cannot begin, MalformedError.
+    """
     path = places.job_file(directory, incarnation)
     deadline = time.monotonic() + timeout_s
     while (data := _read(path)) is None:
@@ -115,9 +129,12 @@ def learn(directory: Path, incarnation: bytes, *, timeout_s: float) -> JobFacts:
             )
         time.sleep(_POLL_S)
     try:
-        return msgspec.json.decode(data, type=JobFacts)
+        told = msgspec.json.decode(data, type=JobFacts | JobRefused)
     except msgspec.DecodeError as error:
         raise MalformedError(f"{path}: {error}", path=str(path)) from error
+    if isinstance(told, JobRefused):
+        raise LoadError(f"rank 0 did not begin, so nobody can: {told.reason}", path=str(directory))
+    return told
 
 
 def forget(directory: Path, incarnation: bytes, files: Files) -> None:

@@ -16,6 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from swansong.engine.address import Address
+from swansong.engine.recorder import RecorderOptions
+from swansong.engine.tls import ClientTls
 from swansong.engine.transport import Connection, connect
 from swansong.errors import ProtocolError, SelfConnectionError, UnreachableError
 from swansong.persist.job import SeriesFacts
@@ -37,9 +39,9 @@ _PROGRAM: Final = (
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
-    """What a controller is told on its standard input, as JSON: command lines can be read by anybody.
+    """What a controller is told; its process on standard input, as JSON: anybody can read command lines.
 
-    The token is not in it; the controller looks for it where every rank does.
+    The token is not in it: such a process looks for it where every rank does.
     """
 
     directory: str
@@ -48,14 +50,19 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     incarnation: str
     """Hexadecimal."""
-    series: SeriesFacts
+    series: SeriesFacts | None
+    """None: what rank 0 tells the others, `resume_command` too; see `persist.job`."""
     key: str | None
     """The encryption key, hexadecimal."""
     options: dict[str, Any]
     """Fields of ProtocolOptions."""
     resume_command: str
-    starter: tuple[int, int]
-    """Process that starts it, on the same host: its id and its start time."""
+    starter: tuple[int, int] | None
+    """Process that starts it, on the same host: its id and its start time. None: it waits, whoever did."""
+    recorders: str = str(RecorderOptions().directory)
+    """Where flight recorders lie on its host."""
+    tls: dict[str, str | None] | None = None
+    """Fields of TlsFiles, with absolute paths. None: no TLS."""
 
 
 class Launcher:
@@ -110,13 +117,16 @@ class Dialer:
         token: Token,
         incarnation: bytes,
         rank: int,
-        launcher: Launcher,
+        launcher: Launcher | None,
         say: Callable[[str], object],
+        tls: ClientTls | None = None,
     ) -> None:
-        """`say` is told, once, of a controller that is not ours or not what it should be."""
+        """`say` is told, once, of a controller that is not ours or not what it should be, or not there while
+        this rank cannot start one: it has no `launcher`."""
         self._say, self._said = say, False
         self._address, self._token, self._incarnation, self._rank = address, token, incarnation, rank
-        self._launcher = launcher if is_local(address) else None
+        self._tls = tls
+        self._local, self._launcher = is_local(address), launcher
         self._generation = -1
         """The highest seen."""
         self._refused_since: float | None = None
@@ -127,7 +137,7 @@ class Dialer:
             role=Role.RANK, rank=self._rank, incarnation=self._incarnation, generation=self._generation
         )
         try:
-            connection = connect(self._address, self._token, me, timeout_s=DIAL_S)
+            connection = connect(self._address, self._token, me, timeout_s=DIAL_S, tls=self._tls)
         except UnreachableError as error:
             if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
                 self._refused()
@@ -136,9 +146,7 @@ class Dialer:
             self._refused()
             raise
         except ProtocolError as error:
-            if not self._said:
-                self._said = True
-                self._say(f"not protected yet: {self._address}: {error}")
+            self._complain(str(error))
             raise
         self._refused_since = None
         self._generation = max(self._generation, connection.peer.generation)
@@ -150,9 +158,18 @@ class Dialer:
         if self._refused_since is None:
             self._refused_since = now
         turn = min(TURN_S * self._rank, LAST_TURN_S)
-        if self._launcher is not None and now >= self._refused_since + turn:
-            with suppress(OSError):  # tried again, until the machine gives up
-                self._launcher.start()
+        if not self._local or now < self._refused_since + turn:
+            return
+        if self._launcher is None:
+            self._complain("nobody listens there, and this rank cannot start a controller (see tls=)")
+            return
+        with suppress(OSError):  # tried again, until the machine gives up
+            self._launcher.start()
+
+    def _complain(self, what: str) -> None:
+        if not self._said:
+            self._said = True
+            self._say(f"not protected yet: {self._address}: {what}")
 
 
 def is_local(address: Address) -> bool:

@@ -1,24 +1,22 @@
-"""Checkpoints by policy, for loops that count steps: one writer, at once, old ones pruned after each."""
+"""Checkpoints by policy, for loops that count steps."""
 
 from __future__ import annotations
 
 import time
-import warnings
+from collections.abc import Callable
 from pathlib import Path
 
-from swansong.errors import SwansongWarning
+from swansong.persist.saver import OnError, Request, Saver
 from swansong.policy.keep import KeepPolicy
 from swansong.policy.save import Never, SavePoint, SavePolicy
 from swansong.store import naming
 from swansong.store.checkpoint import Content, Kind, Point, SaveOptions
 from swansong.store.crypt import Key
-from swansong.store.saving import save
 from swansong.store.series import Series
-from swansong.store.writer import Writer, save_error
 
 
 class Periodic:
-    """Saves native directories named after their step."""
+    """Saves native directories named after their step, at once or in the background; prunes after each."""
 
     def __init__(
         self,
@@ -29,51 +27,58 @@ class Periodic:
         key: Key | None,
         start: int,
         world_size: int,
+        background: bool = False,
+        on_error: OnError = "raise",
     ) -> None:
         """`start` is the step at which the run begins."""
-        self._series, self._save_policy, self._keep_policy = series, save_policy, keep_policy
-        self._world_size = world_size
-        self._options = SaveOptions(container="directory", key=key)
-        self._writer = Writer(series.space.files)
-        self._saved_step, self._saved_s = start, time.monotonic()
+        self._series, self._save_policy, self._world_size = series, save_policy, world_size
+        options = SaveOptions(container="directory", key=key)
+        self._saver = Saver(
+            series.space.files, keep_policy, options, background=background, on_error=on_error
+        )
+        self._start = start
+        self._asked_step, self._asked_s = start, time.monotonic()
 
     def due(self, step: int) -> bool:
-        """True if the policy wants this step, and it is not saved."""
+        """True if the policy wants this step, and it is not saved, nor was to be."""
         at = SavePoint(
             step=step,
-            last_saved_step=self._saved_step,
+            last_saved_step=self._asked_step,
             now_s=time.monotonic(),
-            last_saved_s=self._saved_s,
+            last_saved_s=self._asked_s,
         )
-        return step != self._saved_step and self._save_policy.wants(at)
+        return step != self._asked_step and self._save_policy.wants(at)
 
     def missing_at_end(self, step: int) -> bool:
         """True if the last step is yet to be saved; under a policy that never saves, it is not to be."""
-        return step != self._saved_step and not isinstance(self._save_policy, Never)
+        return step not in (self._start, self._saver.step) and not isinstance(self._save_policy, Never)
 
-    def save(self, content: Content, step: int, kind: Kind) -> Path:
-        """Save, durably, then prune. Raises SaveError with nothing half-made visible."""
-        began = time.monotonic()
+    def save(self, content: Callable[[], Content], step: int, kind: Kind) -> None:
+        """Save, or begin to, with nothing half-made visible, whatever happens.
+
+        Raises SaveError, unless that is to be warned of, of this save or of the one in the background before.
+        """
+        self._asked_step, self._asked_s = step, time.monotonic()
         name = naming.step_name(self._series.stem, step)
-        try:
-            seq = self._series.draw()
-        except OSError as error:
-            raise save_error(error, self._series.directory / name, content.nbytes) from error
-        point = Point(step=step, world_size=self._world_size)
-        saved = save(
-            self._series, self._writer, name, content, point, kind=kind, seq=seq, options=self._options
-        )
-        self._saved_step, self._saved_s = step, began
-        try:
-            self._series.prune(self._keep_policy, saved.id)
-        except OSError as error:
-            warnings.warn(
-                f"{saved.path}: saved, but older checkpoints could not be removed: {error}",
-                SwansongWarning,
-                stacklevel=4,
-            )
-        return saved.path
+
+        def request() -> Request:
+            point = Point(step=step, world_size=self._world_size)
+            return Request(series=self._series, name=name, content=content(), point=point, kind=kind)
+
+        self._saver.save(request)
+
+    def poll(self) -> None:
+        """Raise the error of a background save that has failed meanwhile, or warn of it."""
+        self._saver.poll()
+
+    def wait(self) -> Path | None:
+        """Wait for the save under way; the newest checkpoint that is on disk. Raises as `poll` does."""
+        self._saver.wait()
+        return self._saver.latest
 
     def close(self) -> None:
-        """Give memory back."""
-        self._writer.close()
+        """Wait for the save under way, and give memory back. Raises its error, or warns of it."""
+        try:
+            self._saver.wait()
+        finally:
+            self._saver.close()

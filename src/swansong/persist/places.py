@@ -24,6 +24,13 @@ def checkpoint_id(incident: str) -> str:
     return hashlib.blake2b(incident.encode(), digest_size=16, person=b"swansong/1 part").hexdigest()
 
 
+def recorder_job(directory: Path, series: str) -> str:
+    """What flight recorders call a job: the same for each of its starts, unlike any other's on a host."""
+    return hashlib.blake2b(
+        f"{directory}\0{series}".encode(), digest_size=8, person=b"swansong/1 rec"
+    ).hexdigest()
+
+
 def staging(directory: Path, stem: str, incident: str) -> Path:
     """Where the parts of an incident go. The committer makes it."""
     name = naming.temporary(short(checkpoint_id(incident)), stem)

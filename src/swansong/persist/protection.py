@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import ssl
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,19 +22,25 @@ from swansong.engine.address import Address
 from swansong.engine.clock import Gate, interrupted_by
 from swansong.engine.processes import host_name, start_time
 from swansong.engine.processor import LOOK_S, ProcessorThread
+from swansong.engine.recorder import Recorder
 from swansong.engine.signals import SignalWatch, reraise_sigterm
+from swansong.engine.tls import TlsFiles, client_tls
 from swansong.engine.watchdog import StallOptions, Watchdog
 from swansong.errors import SwansongError, SwansongWarning
-from swansong.persist import places
+from swansong.persist import disk_speed, places
+from swansong.persist.disk_speed import SpeedCheck
 from swansong.persist.job import SeriesFacts
 from swansong.persist.launch import Configuration, Dialer, Launcher
-from swansong.persist.rank import LiveComponent, LiveRank, Records
+from swansong.persist.rank import LiveComponent, LiveRank
+from swansong.persist.records import RecordPlaces, Records
 from swansong.protocol import messages as m
 from swansong.protocol.handshake import Token
 from swansong.protocol.messages import FaultKind
 from swansong.protocol.options import ProtocolOptions
 from swansong.protocol.processor import Processor
 from swansong.store.crypt import Key
+from swansong.store.files import Files
+from swansong.store.workspace import Workspace
 
 EXIT_STUCK: Final = 75
 """Exit code of a process whose main thread did not end after an incident (EX_TEMPFAIL of sysexits.h)."""
@@ -61,14 +68,26 @@ class Settings:
     stall: StallOptions
     resume_command: str
     """What starts the job again, for reports."""
+    records: RecordPlaces
+    tls: TlsFiles | ssl.SSLContext | None = None
+    """None: no TLS. With a context, or without a certificate, this rank starts no controller."""
 
 
 class Protection:
     """Protects a training loop from `start` to `close`. All methods are for the main thread."""
 
-    def __init__(self, settings: Settings, components: tuple[LiveComponent, ...], records: Records) -> None:
-        """`components` are those that this rank holds; `records` are the boundaries that the loop reaches."""
-        self._settings = settings
+    def __init__(
+        self,
+        settings: Settings,
+        components: tuple[LiveComponent, ...],
+        records: Records,
+        recorder: Recorder | None,
+    ) -> None:
+        """`components` are those that this rank holds; `records` are the boundaries that the loop reaches,
+        written to `recorder` if there is one.
+        """
+        self._settings, self._recorder = settings, recorder
+        self._swept = False
         self.gate: Final = Gate(lease_s=settings.options.gate_lease_s)
         self.watchdog: Final = Watchdog(settings.stall, time.monotonic())
         self._release: m.Release | None = None
@@ -83,6 +102,7 @@ class Protection:
             records,
             self.gate,
             self.watchdog,
+            settings.records.here,
             directory=settings.directory,
             stem=settings.series.stem,
             key=settings.key,
@@ -90,7 +110,7 @@ class Protection:
             on_depart=self._over.set,
             say=self._notices.put,
         )
-        self._launcher = Launcher(_configuration(settings), places.controller_log(settings.directory))
+        self._launcher = _launcher(settings)
         self._thread = ProcessorThread(
             Processor(
                 _member(settings.rank, components), settings.world_size, settings.options, time.monotonic()
@@ -103,10 +123,12 @@ class Protection:
                 settings.rank,
                 self._launcher,
                 self._notices.put,
+                client_tls(settings.tls),
             ),
             look_s=min(LOOK_S, settings.stall.floor_s / 4),  # or it would seem to be stopped itself
         )
         self._signals = SignalWatch(self._terminated)
+        self._speed = SpeedCheck(settings.options, _speed_measured(settings), self._notices.put)
 
     def start(self) -> None:
         """Begin: find or start the controller, register, watch. Does not wait for it."""
@@ -129,7 +151,12 @@ class Protection:
         Raises TrainingInterrupted once the job is to end, SwansongError if SIGTERM could not be served.
         """
         self.say()
+        if self._settings.rank == 0:
+            self._speed.look(self._thread.world)
         self._signals.reassert()
+        if not self._swept and self.protected:  # so the former controller is gone: it may have been reading
+            self._swept = True
+            self._settings.records.here.sweep_former()
         if self._release is not None:
             raise interrupted_by(self._release)
 
@@ -180,10 +207,13 @@ class Protection:
             joined = self._thread.join(2.0)
         finally:
             self._left.set()
+            if self._recorder is not None:
+                self._recorder.remove()
             self._signals.close()
             if self._signals.terminated:
                 reraise_sigterm()
-        if orderly and not self._launcher.wait(_CONTROLLER_EXIT_S):
+        self._speed.close()
+        if orderly and self._launcher is not None and not self._launcher.wait(_CONTROLLER_EXIT_S):
             self._notices.put("the controller's process has not ended yet")
         if not joined:
             raise SwansongError("the processor's thread did not end")
@@ -213,7 +243,10 @@ class Protection:
             return
         if self._signals.terminated:
             reraise_sigterm()
-        os.write(2, f"swansong: rank {self._settings.rank} is stuck: {interrupted_by(release)}\n".encode())
+        with suppress(OSError):  # standard error may be a file on a full disk, or closed
+            os.write(
+                2, f"swansong: rank {self._settings.rank} is stuck: {interrupted_by(release)}\n".encode()
+            )
         os._exit(0 if release.cause is FaultKind.REQUESTED else EXIT_STUCK)
 
     def _terminated(self) -> None:
@@ -229,8 +262,17 @@ def whereabouts(release: m.Release | None) -> str:
     return f"swansong: nothing was saved: {reason}"
 
 
-def _configuration(settings: Settings) -> Configuration:
-    return Configuration(
+def _speed_measured(settings: Settings) -> Callable[[], float]:
+    space = Workspace(settings.directory, Files())
+    return lambda: disk_speed.measure(space, settings.key)
+
+
+def _launcher(settings: Settings) -> Launcher | None:
+    """What starts controllers like this rank; None if it lacks what a controller under TLS shows."""
+    tls = settings.tls
+    if tls is not None and (not isinstance(tls, TlsFiles) or tls.certificate is None):
+        return None
+    configuration = Configuration(
         directory=str(settings.directory),
         host=settings.address.host,
         port=settings.address.port,
@@ -241,7 +283,10 @@ def _configuration(settings: Settings) -> Configuration:
         options=msgspec.to_builtins(settings.options),
         resume_command=settings.resume_command,
         starter=(os.getpid(), start_time(os.getpid())),
+        recorders=str(settings.records.options.directory),
+        tls=tls.portable() if tls is not None else None,
     )
+    return Launcher(configuration, places.controller_log(settings.directory))
 
 
 def _member(rank: int, components: tuple[LiveComponent, ...]) -> m.Member:

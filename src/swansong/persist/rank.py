@@ -9,18 +9,20 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swansong.engine.clock import Clock, Gate, GateState, Reading, held
 from swansong.engine.processor import StateMovedError
+from swansong.engine.recorders import HostRecorders
 from swansong.engine.samples import sampled_digest
 from swansong.engine.watchdog import Watchdog
 from swansong.errors import SaveError
 from swansong.persist import places
 from swansong.persist.committer import GENERATION
+from swansong.persist.records import Records, as_objects, recorded_on
 from swansong.policy.cut import Held
 from swansong.protocol import messages as m
 from swansong.protocol.messages import Action, Fault, FaultKind
@@ -53,37 +55,6 @@ class LiveComponent:
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
 
-@dataclass(frozen=True, slots=True)
-class Boundary:
-    """What was copied at a step boundary."""
-
-    step: int
-    objects: Mapping[str, Any]
-
-
-class Records:
-    """The last two boundaries, written by the main thread and read by any."""
-
-    def __init__(self, start: int) -> None:
-        """`start` is the step at which the run begins, whose state is not of this run's making."""
-        self.start = start
-        self._kept: tuple[Boundary, ...] = ()
-
-    def add(self, boundary: Boundary) -> None:
-        """A boundary was reached."""
-        self._kept = (boundary, *self._kept[:1])
-
-    @property
-    def last(self) -> Boundary | None:
-        """The latest; None before the first."""
-        kept = self._kept
-        return kept[0] if kept else None
-
-    def at(self, step: int) -> Boundary | None:
-        """The one of a step; None if it was not reached, or is not kept any more."""
-        return next((boundary for boundary in self._kept if boundary.step == step), None)
-
-
 class LiveRank:
     """The `Rank` of `engine.processor` for a training loop in this process."""
 
@@ -94,6 +65,7 @@ class LiveRank:
         records: Records,
         gate: Gate,
         watchdog: Watchdog,
+        host: HostRecorders,
         *,
         directory: Path,
         stem: str,
@@ -102,8 +74,10 @@ class LiveRank:
         on_depart: Callable[[], None],
         say: Callable[[str], None],
     ) -> None:
-        """The callables are called in the processor's thread: `say` is for people."""
-        self._rank, self._components, self._records = rank, components, records
+        """`host` has the records of this host's ranks. The callables are called in the processor's thread:
+        `say` is for people.
+        """
+        self._rank, self._components, self._records, self._host = rank, components, records, host
         self._gate, self._watchdog = gate, watchdog
         self._directory, self._stem, self._key = directory, stem, key
         self._on_outcome, self._on_depart, self._say = on_outcome, on_depart, say
@@ -132,13 +106,11 @@ class LiveRank:
     def read_state(self) -> m.StateRead:
         """See Rank."""
         state = {component.clock.key: self._held(component) for component in self._components}
-        last = self._records.last
-        reached = last.step if last is not None else self._records.start
-        at_boundary = all(held.step == reached for held in state.values())
+        at_boundary = all(held.step == self._records.reached for held in state.values())
         return m.StateRead(
             held=state,
             settled=bool(self.ended) or at_boundary,
-            boundary=last.step if last is not None else None,
+            boundary=self._records.last_step,
             main=self._doing(),
             stack=self._main_stack(),
         )
@@ -153,8 +125,7 @@ class LiveRank:
 
     def fault(self, kind: FaultKind, what: str, *, trace: str = "") -> Fault:
         """A fault of this rank, now."""
-        last = self._records.last
-        step = last.step if last is not None else None
+        step = self._records.reached
         return Fault(kind=kind, rank=self._rank, what=what[:1000], traceback=trace[-_STACK:], step=step)
 
     def _held(self, component: LiveComponent) -> Held:
@@ -174,8 +145,7 @@ class LiveRank:
             return "waits at the gate"
         if phases := self._watchdog.phases:
             return f"in phase {phases[-1]}"
-        last = self._records.last
-        return f"in step {(last.step if last is not None else self._records.start) + 1}"
+        return f"in step {self._records.reached + 1}"
 
     def _main_stack(self) -> str:
         if self._stack is None:
@@ -214,18 +184,16 @@ class LiveRank:
 
     def _content(self, components: list[LiveComponent], step: int) -> Content:
         tensors: dict[str, HostTensor] = {}
+        names: dict[str, list[str]] = {}
         for component in components:
-            tensors |= component.tensors()
-        boundary = self._records.at(step)
-        if boundary is not None:
-            return Content(tensors=tensors, objects=dict(boundary.objects))
-        last = self._records.last
-        reason = f"no boundary of step {step} was reached; they are of step {last.step if last else 0}"
-        return Content(
-            tensors=tensors,
-            objects=dict(last.objects) if last is not None else {},
-            inexact=({"what": "objects", "rank": self._rank, "reason": reason},),
-        )
+            shown = component.tensors()
+            tensors |= shown
+            names[component.clock.key] = list(shown)
+        records = recorded_on(self._host, step)
+        own = self._records.best(step)
+        if own is not None:
+            records[self._rank] = own
+        return Content(tensors=tensors, components=names, objects=as_objects(records, step))
 
     # -- how it ends ----------------------------------------------------------------------------------
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from swansong.errors import DamagedError
+from swansong.persist import crash_loop
 from swansong.persist.job import JobFacts, SeriesFacts
 from swansong.store.crypt import Key
 from swansong.store.files import Files
@@ -28,8 +33,9 @@ def resumed(
     *,
     key: Key | None,
     allow_fresh: bool,
+    crash_loop_limit: int,
 ) -> JobFacts:
-    """Continue with the newest checkpoint that verifies; without any, begin.
+    """Continue with the newest checkpoint that verifies; without any, begin; unless that is a crash loop.
 
     Those passed over are warned of. Raises DamagedError if there are checkpoints and none is usable, unless
     `allow_fresh`; LoadError, OSError.
@@ -43,13 +49,22 @@ def resumed(
         )
     choice.warn()
     if choice.newest is None or choice.newest.manifest is None:
-        return fresh(directory, prefix, incarnation, world_size, files)
-    series = Series.resumed(choice.newest, files)
-    path, step = str(choice.newest.path), choice.newest.manifest.step
-    return _facts(series, incarnation, world_size, path, step)
+        facts = fresh(directory, prefix, incarnation, world_size, files)
+    else:
+        series = Series.resumed(choice.newest, files)
+        path, step = str(choice.newest.path), choice.newest.manifest.step
+        facts = _facts(series, incarnation, world_size, path, step)
+    found = crash_loop.look_for(directory, facts.series.stem, step=facts.step, limit=crash_loop_limit)
+    return msgspec.structs.replace(facts, crash_loop=found)
 
 
 def _facts(series: Series, incarnation: bytes, world_size: int, path: str | None, step: int) -> JobFacts:
     series.sweep()
     series = replace(series, run=incarnation.hex())
-    return JobFacts(world_size=world_size, series=SeriesFacts.of(series), checkpoint=path, step=step)
+    return JobFacts(
+        world_size=world_size,
+        series=SeriesFacts.of(series),
+        checkpoint=path,
+        step=step,
+        resume_command=shlex.join(sys.orig_argv),
+    )

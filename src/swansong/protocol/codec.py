@@ -139,7 +139,10 @@ class Channel:
         if self.closed:
             return []
         if self._stage is not _Stage.OPEN:
-            return [self._fail(ProtocolError("the connection ended before the handshake was done"))]
+            # A controller greets unasked; under TLS, that cannot be read by who comes without.
+            silent = self._stage is _Stage.GREETING and self._me.role is not Role.CONTROLLER
+            hint = ": does whoever listens there want TLS?" if silent else ""
+            return [self._fail(ProtocolError(f"the connection ended before the handshake was done{hint}"))]
         if self._reader.pending:
             what = f"the connection to {self._peer} ended {self._reader.pending} bytes into a frame"
             return [self._fail(ProtocolError(what))]

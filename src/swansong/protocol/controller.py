@@ -33,7 +33,7 @@ class Controller:
         self.deadline: float | None = now + options.register_timeout_s
         """When `handle` must be called again if nothing happens; None: not before an event."""
         self._generation, self._name, self._options = generation, name, options
-        self._since = now
+        self.since = now
         """When the present phase began."""
         self._out = Outbox(self.members, now)
         self._opened = 0
@@ -86,9 +86,9 @@ class Controller:
         peer = members.peers[message.member.rank]
         if peer.connection is not None and peer.connection != connection:
             self._out.do(m.Drop(peer.connection))
-        peer.register(connection, message)
+        peer.register(connection, message, now)
         if self.phase is Phase.GATHERING:
-            members.dismiss(message.left)
+            members.dismiss(message.left, now)
         if members.world is None and message.world:
             members.adopt(message.world, now, self._options.reregister_timeout_s)
         self._out.send(peer, m.Welcome(generation=self._generation))
@@ -119,7 +119,7 @@ class Controller:
             case m.Goodbye():
                 peer.leaving_since = now
             case m.StateReport() if incident is not None and message.incident == incident.id:
-                incident.reports[peer.rank] = message
+                incident.reports[peer.rank], peer.step, peer.step_at = message, message.boundary, now
             case m.Progress() | m.PartDone() | m.PartFailed() if self._is(message.incident, Phase.SAVING):
                 order = self._current.find(peer.rank, message.attempt)
                 if order is not None and not order.done:
@@ -137,7 +137,7 @@ class Controller:
     def _disconnected(self, connection: int, now: float) -> None:
         if (peer := self.members.on(connection)) is None:
             return
-        peer.connection = None
+        peer.connection, peer.since = None, now
         if not peer.gone and self.phase is not Phase.RELEASING:
             peer.absent_until = now + self._options.reconnect_s
             if self.phase is Phase.TRAINING:
@@ -149,7 +149,7 @@ class Controller:
             return
         if peer.connection is not None:
             self._out.do(m.Drop(peer.connection))
-        peer.connection, peer.absent_until, peer.lost = None, None, True
+        peer.connection, peer.absent_until, peer.lost, peer.since = None, None, True, now
         self._fault(Fault(kind=FaultKind.LOST, rank=peer.rank, what=what), now)
         if self.incident is not None:
             self._forget(peer, "lost while saving", now, lost=True)
@@ -169,7 +169,7 @@ class Controller:
         elif self.phase is Phase.TRAINING:
             self._open(now)
         if self.phase in WORKING:
-            self._current.add(fault)
+            self._current.add(fault, now)
 
     def _no_use_to_save(self, stall: Fault) -> bool:
         """True if a stall is saved already, or comes while there can be nothing to save."""
@@ -202,7 +202,7 @@ class Controller:
         if self.phase not in (Phase.RELEASING, Phase.CLOSED):  # where nobody is missed any more
             moments += [peer.absent_until for peer in self.members.absent()]
         if self.phase in WORKING:
-            moments.append(self._keep_lease(self._current, now))
+            moments.append(self._out.hold(self._current.id, now, self._options.gate_lease_s / 3))
         self.deadline = min((moment for moment in moments if moment is not None), default=None)
 
     def _due(self, now: float) -> float | None:
@@ -224,7 +224,7 @@ class Controller:
                 return None
 
     def _gathering(self, now: float) -> float | None:
-        members, ends = self.members, self._since + self._options.register_timeout_s
+        members, ends = self.members, self.since + self._options.register_timeout_s
         missing = members.missing()
         if self._superseded:
             self._end("another start of the job took over", now)
@@ -286,6 +286,7 @@ class Controller:
             return incident.freeze_ends
         if expected & set(incident.unsettled()) and now < incident.settle_ends:
             return incident.settle_ends
+        incident.reported_at = now if incident.reported_at is None else incident.reported_at
         decision = incident.choose(world, expected)
         if isinstance(decision, Cut):
             self._go(On.CUT, now)
@@ -297,7 +298,10 @@ class Controller:
         return None
 
     def _saving(self, incident: Incident, now: float) -> float | None:
-        if incident.complete():
+        if incident.complete():  # what is still being written are records, which are worth a while
+            if now < (ends := incident.records_end()):
+                return ends
+            savers.recall(incident, self._out)
             self._go(On.PARTS_COMPLETE, now)
             self._out.do(incident.commit())
             return None
@@ -311,7 +315,7 @@ class Controller:
         return incident.next_idle()
 
     def _committing(self, incident: Incident, now: float) -> float | None:
-        ends = self._since + self._options.commit_timeout_s
+        ends = self.since + self._options.commit_timeout_s
         if incident.budget_ends is not None:
             ends = min(ends, incident.budget_ends)
         if now >= ends:
@@ -323,7 +327,7 @@ class Controller:
         if self._last is not None and self._last.action is Action.RESUME:
             self._go(On.RESUMED, now)
             return None
-        ends = self._since + self._options.exit_grace_s
+        ends = self.since + self._options.exit_grace_s
         if now >= ends or not self.members.connected():
             self._end("the job ended after an incident", now)
         return ends
@@ -386,15 +390,10 @@ class Controller:
         return self.incident
 
     def _go(self, on: On, now: float) -> None:
+        if self.incident is not None:
+            self.incident.spend(self.phase, self.since, now)
         self.phase = NEXT[self.phase, on]
-        self._since = now
+        self.since = now
 
     def _is(self, incident: str, phase: Phase) -> bool:
         return self.phase is phase and self.incident is not None and self.incident.id == incident
-
-    def _keep_lease(self, incident: Incident, now: float) -> float:
-        """Gates stay closed only while somebody is heard."""
-        third = self._options.gate_lease_s / 3
-        if now >= self._out.spoke_at + third:
-            self._out.broadcast(m.Hold(incident=incident.id), now)
-        return self._out.spoke_at + third

@@ -15,6 +15,7 @@ from swansong.policy.cut import Cut, Held, NoCut
 from swansong.protocol import messages as m
 from swansong.protocol.messages import Fault, FaultKind, StateReport
 from swansong.protocol.options import ProtocolOptions
+from swansong.protocol.states import WORKING, Phase
 from swansong.state.components import WorldMap
 
 
@@ -26,6 +27,7 @@ class Order:
     rank: int
     step: int
     keys: tuple[str, ...]
+    """Components; none: only what the flight recorders of its host hold."""
     values: tuple[str, ...]
     """Digest of sampled values of each component."""
     nbytes: int = 0
@@ -62,8 +64,17 @@ class Incident:
     """By component key, the digest of sampled values that the cut is to save."""
     orders: list[Order] = field(default_factory=list)
     """Of the present cut, and what was done for earlier ones."""
+    mute_hosts: set[str] = field(default_factory=set)
+    """Hosts whose flight recorders could not be written out."""
+    reported_at: float | None = None
+    """When everybody had reported since the last freeze, or had had the time to."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """How long it took, in all its rounds: `detect` the fault after the first sign of one, have everybody
+    report (`freeze`), `choose` the cut, `save`, `commit`. Detecting goes on while others report."""
     notes: list[str] = field(default_factory=list)
     """What went wrong on the way, for the report."""
+    failure: str = ""
+    """Which saver could not deliver last, and why: with what was needed and free, for want of space."""
 
     # -- time -----------------------------------------------------------------------------------------
 
@@ -95,6 +106,23 @@ class Incident:
         """Until when ranks are waited for without which nothing can be saved."""
         return self._within(self.frozen_at + self.options.needed_timeout_s)
 
+    def records_end(self) -> float:
+        """Until when hosts' records are waited for, once every component is durable."""
+        moments = [order.moved_at + self.options.idle_timeout_s for order in self.open_orders()]
+        return self._within(min(moments, default=0.0))
+
+    def spend(self, phase: Phase, since: float, now: float) -> None:
+        """Account for the time in a phase that is over."""
+        if phase is Phase.FREEZING:
+            reported_at = now if self.reported_at is None else self.reported_at
+            self._took("freeze", reported_at - since)
+            self._took("choose", now - reported_at)
+        elif phase in WORKING:
+            self._took("save" if phase is Phase.SAVING else "commit", now - since)
+
+    def _took(self, what: str, seconds: float) -> None:
+        self.seconds[what] = self.seconds.get(what, 0.0) + seconds
+
     def _within(self, moment: float) -> float:
         ends = self.saving_ends
         return moment if ends is None else min(moment, ends)
@@ -113,12 +141,12 @@ class Incident:
             f.kind is not FaultKind.STALLED for f in self.faults
         )
 
-    def add(self, fault: Fault) -> bool:
-        """Note a fault; False if it is known already."""
-        if any((known.kind, known.rank) == (fault.kind, fault.rank) for known in self.faults):
-            return False
-        self.faults.append(fault)
-        return True
+    def add(self, fault: Fault, now: float) -> None:
+        """Note a fault, unless it is known already."""
+        if not self.faults:
+            self._took("detect", now - self.opened_at)
+        if all((known.kind, known.rank) != (fault.kind, fault.rank) for known in self.faults):
+            self.faults.append(fault)
 
     def note(self, text: str) -> None:
         """Remember what went wrong on the way."""
@@ -126,7 +154,9 @@ class Incident:
             self.notes.append(text)
 
     def release(self, outcome: m.Outcome, path: str, reason: str) -> m.Release:
-        """What everybody is told at its end."""
+        """What everybody is told at its end; of a failure also what kept the savers from saving."""
+        if outcome is m.Outcome.NOTHING and self.failure:
+            reason = self.failure if reason in self.failure else f"{reason}; {self.failure}"
         return m.Release(
             incident=self.id,
             outcome=outcome,
@@ -150,13 +180,14 @@ class Incident:
             reports=dict(self.reports),
             savers=done if release.outcome is m.Outcome.SAVED else {},
             notes=tuple(self.notes),
+            seconds=dict(self.seconds),
         )
 
     # -- freezing -------------------------------------------------------------------------------------
 
     def freeze(self, now: float) -> None:
         """Forget what was reported, and ask anew. Parts that are durable stay."""
-        self.frozen_at = now
+        self.frozen_at, self.reported_at = now, None
         self.reports.clear()
         self.moved.clear()
         self.cut = None
@@ -221,7 +252,7 @@ class Incident:
 
     def order(self, savers: Mapping[str, int], now: float) -> list[Order]:
         """Note one new order for each rank in `savers` (component key -> rank); return them."""
-        if self.cut is None:
+        if self.cut is None or not savers:
             return []
         self.attempt += 1
         new: list[Order] = []
@@ -231,6 +262,20 @@ class Incident:
             new.append(Order(self.attempt, rank, self.cut.step, keys, values, moved_at=now))
         self.orders += new
         return new
+
+    def order_records(self, rank: int, now: float) -> Order:
+        """Note a new order to write what a host's flight recorders hold."""
+        self.attempt += 1
+        order = Order(self.attempt, rank, self.cut.step if self.cut is not None else 0, (), (), moved_at=now)
+        self.orders.append(order)
+        return order
+
+    def recording(self) -> set[int]:
+        """Ranks whose parts, done or to come, have what their hosts' recorders say of the cut's step."""
+        if self.cut is None:
+            return set()
+        given = {order.rank for order in self.durable(self.cut).values()}
+        return given | {o.rank for o in self.orders if o.step == self.cut.step and not (o.done and o.keys)}
 
     def find(self, rank: int, attempt: int) -> Order | None:
         """The order that a saver speaks of."""
@@ -269,10 +314,14 @@ class Incident:
         }
 
     def parts(self) -> tuple[tuple[int, int, tuple[str, ...]], ...]:
-        """(attempt, rank, component keys): what each durable part gives to the cut; every component once."""
+        """(attempt, rank, component keys): what durable parts give to the cut; every component once."""
         if self.cut is None:
             return ()
-        given: dict[tuple[int, int], list[str]] = {}
+        given: dict[tuple[int, int], list[str]] = {
+            (order.attempt, order.rank): []
+            for order in self.orders
+            if order.done and not order.keys and order.step == self.cut.step
+        }
         for key, order in sorted(self.durable(self.cut).items()):
             given.setdefault((order.attempt, order.rank), []).append(key)
         return tuple((attempt, rank, tuple(keys)) for (attempt, rank), keys in sorted(given.items()))

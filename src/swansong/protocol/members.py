@@ -29,13 +29,20 @@ class Peer:
     """When it said goodbye."""
     gone: bool = False
     """It has been told farewell: its end is no fault."""
+    since: float | None = None
+    """When it came to be as it is: connected, absent, lost or gone. None: it was never here."""
+    step: int | None = None
+    """Last boundary that it reported."""
+    step_at: float | None = None
+    """When; None: never."""
 
-    def register(self, connection: int, message: Register) -> None:
+    def register(self, connection: int, message: Register, now: float) -> None:
         """It is here, for the first time or again; whatever it missed, it will be told again."""
         self.member, self.connection = message.member, connection
         self.absent_until, self.lost = None, False
         self.leaving_since, self.gone = None, False
         self.informed, self.frozen = bool(message.world), message.frozen
+        self.since = now
 
 
 @dataclass(slots=True)
@@ -83,19 +90,19 @@ class Members:
             peer = self.peers[member.rank]
             peer.member = member
             if peer.connection is None and not peer.gone:
-                peer.absent_until = now + patience_s
+                peer.absent_until, peer.since = now + patience_s, now
         self.complete()
 
     def waited_s(self, now: float, most_s: float) -> float:
         """How long the ranks of an adopted world were awaited; a pause of this process does not count."""
         return 0.0 if self.adopted_at is None else min(now - self.adopted_at, most_s)
 
-    def dismiss(self, ranks: Iterable[int]) -> None:
+    def dismiss(self, ranks: Iterable[int], now: float) -> None:
         """These have left, as a rank says that a former controller said; those that are here have not."""
         for rank in ranks:
             peer = self.peers[rank]
             if peer.connection is None:
-                peer.gone, peer.absent_until = True, None
+                peer.gone, peer.absent_until, peer.since = True, None, now
 
     def complete(self) -> tuple[Member, ...]:
         """Make the world map of what has been registered."""

@@ -197,7 +197,10 @@ class Hold(_Message, frozen=True, kw_only=True):
 
 
 class Save(_Message, frozen=True, kw_only=True):
-    """Write these components at this step, as one part."""
+    """Write these components at this step, as one part, with what this host's flight recorders hold.
+
+    Without components: only the latter.
+    """
 
     incident: str
     attempt: int
@@ -331,7 +334,7 @@ class Commit(msgspec.Struct, frozen=True):
     incident: str
     step: int
     parts: tuple[tuple[int, int, tuple[str, ...]], ...]
-    """(attempt, rank, component keys): what each part is to contribute."""
+    """(attempt, rank, component keys): what each part contributes, besides what flight recorders held."""
     cause: FaultKind
 
 
@@ -353,6 +356,8 @@ class Report(msgspec.Struct, frozen=True):
     reports: dict[int, StateReport]
     savers: dict[str, int]
     notes: tuple[str, ...]
+    seconds: dict[str, float]
+    """How long its parts took: see `Incident.seconds`."""
 
 
 class Close(msgspec.Struct, frozen=True):
@@ -468,7 +473,7 @@ class Watch(msgspec.Struct, frozen=True):
 
 
 class StartSave(msgspec.Struct, frozen=True):
-    """Write these components at this step as one part."""
+    """Write these components at this step as one part, as `Save` says."""
 
     incident: str
     attempt: int

@@ -51,10 +51,14 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     state: Text
     """connected, absent, lost, left, or missing: never registered."""
+    state_s: float
+    """How long it has been in that state, seconds; "missing" counts from the controller's beginning."""
     host: Text = ""
     pid: int | None = None
     step: int | None = None
-    """Last boundary, as far as it was reported in the present incident."""
+    """Last boundary that it reported; None: none. A rank reports in incidents only."""
+    step_age_s: float | None = None
+    """How long ago, seconds."""
 
 
 class FaultStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +101,8 @@ class Status(_Message, frozen=True, kw_only=True):
 
     phase: Text
     """The controller's; see `protocol.states`."""
+    phase_s: float
+    """How long that has lasted, seconds; while saving, since the last time that a saver was replaced."""
     world_size: int
     generation: int
     up_s: float
@@ -132,5 +138,13 @@ class Declined(_Message, frozen=True, kw_only=True):
     reason: Text
 
 
+class Closed(_Message, frozen=True, kw_only=True):
+    """The controller ends. Said, unasked, to whoever has asked how the job stands and is still there."""
+
+    reason: Text
+    last: Ending | None = None
+    """The last incident, if there was one."""
+
+
 OperatorRequest: TypeAlias = StatusRequest | PersistRequest
-OperatorAnswer: TypeAlias = Status | PersistBegun | PersistEnded | Declined
+OperatorAnswer: TypeAlias = Status | PersistBegun | PersistEnded | Declined | Closed

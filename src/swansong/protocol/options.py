@@ -57,11 +57,20 @@ class ProtocolOptions:
             elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise ConfigError(f"{spec.name}: wanted a positive finite number, got {value!r}")
 
+    @property
+    def writing_s(self) -> float | None:
+        """What the budget leaves for writing, whatever the rest takes of its time; None: no budget."""
+        if self.budget_s is None:
+            return None
+        rest = self.freeze_timeout_s + self.settle_timeout_s + self.commit_reserve_s + self.exit_grace_s
+        return max(0.0, self.budget_s - rest)
+
     @classmethod
     def within(cls, budget_s: float) -> ProtocolOptions:
         """Timeouts for an incident that a launcher ends after `budget_s` seconds (25 under torchrun)."""
         return cls(
             budget_s=budget_s,
+            reregister_timeout_s=min(5.0, budget_s / 5),
             freeze_timeout_s=min(1.0, budget_s / 10),
             settle_timeout_s=min(1.0, budget_s / 10),
             needed_timeout_s=budget_s / 2,

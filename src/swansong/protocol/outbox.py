@@ -37,6 +37,12 @@ class Outbox:
         for peer in self.members.connected():
             self.send(peer, message)
 
+    def hold(self, incident: str, now: float, every_s: float) -> float:
+        """Tell everybody that an incident goes on, unless they heard anything lately; when to look again."""
+        if now >= self.spoke_at + every_s:
+            self.broadcast(m.Hold(incident=incident), now)
+        return self.spoke_at + every_s
+
     def inform(self) -> None:
         """Tell the world map to every connected rank that does not know it."""
         peers = self.members.peers.values()
@@ -50,27 +56,31 @@ class Outbox:
         """Let go who has said goodbye and is not needed, or has waited long enough; when to look again."""
         moments: list[float] = []
         going: list[Peer] = []
+        may_leave = self.members.may_leave()
         for peer in self.members.peers.values():
             if peer.leaving_since is None or peer.gone:
                 continue
             ends = peer.leaving_since + timeout_s
-            if now < ends and not self.members.may_leave():
+            if now < ends and not may_leave:
                 moments.append(ends)
             else:
-                peer.gone, peer.absent_until = True, None
+                peer.gone, peer.absent_until, peer.since = True, None, now
                 going.append(peer)
         if going:
+            left = self._left()
             for peer in self.members.connected():
-                self.tell_left(peer)
+                self.send(peer, left)
         for peer in going:
             self.send(peer, m.Farewell())
         return min(moments, default=None)
 
     def tell_left(self, peer: Peer) -> None:
         """Tell a rank who has left, if anybody has."""
-        gone = tuple(other.rank for other in self.members.peers.values() if other.gone)
-        if gone:
-            self.send(peer, m.Left(ranks=gone))
+        if (left := self._left()).ranks:
+            self.send(peer, left)
+
+    def _left(self) -> m.Left:
+        return m.Left(ranks=tuple(peer.rank for peer in self.members.peers.values() if peer.gone))
 
     def refuse(self, connection: int, why: m.Refused) -> None:
         """Say why, and end the connection."""

@@ -46,6 +46,11 @@ class Processor:
         """True from Connect until ConnectionEnded."""
         self._effects: list[ProcessorEffect] = []
 
+    @property
+    def world(self) -> tuple[m.Member, ...]:
+        """Every rank, once all have registered; empty before."""
+        return self._world
+
     def handle(self, event: ProcessorEvent, now: float) -> list[ProcessorEffect]:
         """Take one event at time `now`; return what to do, in order."""
         self._effects = []

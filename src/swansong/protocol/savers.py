@@ -16,6 +16,7 @@ def begin(incident: Incident, cut: Cut, out: Outbox, now: float) -> None:
     durable = incident.durable(cut)
     for order in incident.order({key: rank for key, rank in cut.savers.items() if key not in durable}, now):
         _tell(order, incident, out)
+    _cover_hosts(incident, out, now)
 
 
 def repeat(incident: Incident, peer: Peer, out: Outbox) -> None:
@@ -34,9 +35,12 @@ def replace(
     """
     for order in failed:
         incident.note(f"rank {order.rank}, attempt {order.attempt}: {reason}")
+        if not order.keys and not lost:
+            incident.mute_hosts.add(_host(out.members.peers[order.rank]))
         if not lost:
             pairs = ((order.rank, key) for key in order.keys)
             (incident.moved if moved else incident.excluded).update(pairs)
+            incident.failure = f"rank {order.rank}: {reason[:1000]}"
         _void(order, incident, out)
     incident.drop(failed)
     chosen = incident.substitutes(failed, {peer.rank for peer in out.members.connected()})
@@ -44,6 +48,7 @@ def replace(
         return False
     for order in incident.order(chosen, now):
         _tell(order, incident, out)
+    _cover_hosts(incident, out, now)
     return True
 
 
@@ -51,6 +56,23 @@ def recall(incident: Incident, out: Outbox) -> None:
     """Nothing that is not done yet will count."""
     for order in incident.open_orders():
         _void(order, incident, out)
+
+
+def _cover_hosts(incident: Incident, out: Outbox, now: float) -> None:
+    """Have a rank of each host without a saver write what the flight recorders there hold of all its ranks.
+
+    Only there can they be read; it is worth a part, but no more than one try that fails.
+    """
+    peers = out.members.peers
+    covered = incident.mute_hosts | {_host(peers[rank]) for rank in incident.recording()}
+    for peer in out.members.connected():
+        if _host(peer) not in covered and peer.rank in incident.reports:
+            covered.add(_host(peer))
+            _tell(incident.order_records(peer.rank, now), incident, out)
+
+
+def _host(peer: Peer) -> str:
+    return peer.member.host if peer.member is not None else ""
 
 
 def _tell(order: Order, incident: Incident, out: Outbox) -> None:

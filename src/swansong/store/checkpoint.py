@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -45,6 +45,8 @@ class Content:
     """By name; for a split tensor, this writer's box of it."""
     boxes: Mapping[str, tuple[tuple[int, ...], Box]] = field(default_factory=dict)
     """Name -> (global shape, box), for tensors of which `tensors` holds a part."""
+    components: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Parts only: component key -> names of its tensors, so that a committer can take some components."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Further names of tied tensors -> the name in `tensors`."""
     rest: Mapping[str, HostTensor] = field(default_factory=dict)

@@ -169,6 +169,8 @@ class Part(Document, frozen=True, kw_only=True):
     generation: int
     attempt: int
     rank: int
+    components: dict[str, list[str]] = {}
+    """Component key -> names of its tensors, for a committer that takes some components of a part."""
 
 
 class _Version(msgspec.Struct):

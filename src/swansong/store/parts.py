@@ -9,11 +9,13 @@ publishes the directory like any other. docs/format.md, section 2.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from swansong.errors import SaveError, SwansongError, UnrepresentableError
 from swansong.store import catalog, clock, naming
@@ -21,8 +23,8 @@ from swansong.store.checkpoint import Content, Kind, Point, Saved, new_id, short
 from swansong.store.clock import Clock, SystemClock
 from swansong.store.crypt import Key
 from swansong.store.files import Files
-from swansong.store.manifest import Chunk, FileRecord, Part, TensorRecord, decode_part, encode
-from swansong.store.placement import boxes_problem
+from swansong.store.manifest import Part, decode_part, encode
+from swansong.store.merging import Taken, merge
 from swansong.store.publishing import publish_directory
 from swansong.store.saving import manifest_of, objects_of, write_data
 from swansong.store.series import Series
@@ -84,7 +86,8 @@ def write_part(
     """
     if content.rest or content.append_info:
         raise UnrepresentableError(f"{place.name}: a part has neither `rest` nor `append_info`")
-    names = (naming.staged_data_file(*part, number, sealed=key is not None) for number in itertools.count())
+    made: list[Path] = []
+    names = _fresh_names(place, part, made, sealed=key is not None)
     try:
         files, tensors, _ = write_data(writer, place, content, names, key)
         if confirm is not None:
@@ -95,6 +98,7 @@ def write_part(
             attempt=part.attempt,
             rank=part.rank,
             files=files,
+            components={key: list(names) for key, names in content.components.items()},
             tensors=tensors,
             aliases=dict(content.aliases),
             objects=objects_of(content),
@@ -102,8 +106,27 @@ def write_part(
         )
         writer.files.write_small(place / naming.part(*part), encode(record, key))
         writer.files.sync_directory(place)
-    except OSError as error:
+    except BaseException as error:
+        _forsake(writer.files, made)
+        if isinstance(error, SaveError) or not isinstance(error, OSError):
+            raise
         raise save_error(error, place / naming.part(*part), content.nbytes) from error
+
+
+def _fresh_names(place: Path, part: PartId, made: list[Path], *, sealed: bool) -> Iterator[str]:
+    """Names for a part's data files; `made` gets the paths of those that nobody has created yet."""
+    for number in itertools.count():
+        name = naming.staged_data_file(*part, number, sealed=sealed)
+        if not os.path.lexists(place / name):
+            made.append(place / name)
+        yield name
+
+
+def _forsake(files: Files, made: list[Path]) -> None:
+    """Give back the room of a part that came to nothing: others may need it. That need not be durable."""
+    for path in made:
+        with suppress(OSError):
+            files.unlink(path)
 
 
 def await_parts(
@@ -137,34 +160,63 @@ def await_parts(
         sleep(min(0.01, idle_s / 10))
 
 
+def read_parts(
+    staging: Staged, wanted: Mapping[PartId, AbstractSet[str] | None], *, key: Key | None = None
+) -> list[Taken]:
+    """Read the records of parts, by rank and attempt, and check that their files are there.
+
+    `wanted` says which components (keys of `Content.components`) are taken of each part; None: all that is in
+    it. Raises SaveError for a part that is missing, damaged, or not what it should be.
+    """
+    ordered = sorted(wanted, key=lambda part: (part.rank, part.generation, part.attempt))
+    return [Taken(_read_part(staging, part, key), wanted[part]) for part in ordered]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objects:
+    """What a checkpoint of several parts says besides its tensors: manifest fields of these names."""
+
+    objects: dict[str, Any] | None
+    rank_objects: dict[str, Any]
+    inexact: list[dict[str, Any]]
+    components: list[dict[str, Any]] = field(default_factory=list)
+
+
+def own_objects(taken: Sequence[Taken]) -> Objects:
+    """Each rank's objects are those of its part; the first rank's are everybody's."""
+    return Objects(
+        objects=taken[0].part.objects if taken else None,
+        rank_objects={str(one.part.rank): one.part.objects for one in taken},
+        inexact=[entry for one in taken for entry in one.part.inexact],
+    )
+
+
 def commit_parts(
     staging: Staged,
-    wanted: Sequence[PartId],
+    taken: Sequence[Taken],
     point: Point,
     *,
     kind: Kind,
     seq: int,
     key: Key | None = None,
     time: Clock | None = None,
+    objects: Objects | None = None,
 ) -> Saved:
-    """Make one checkpoint of the wanted parts, durably.
+    """Make one checkpoint of parts that `read_parts` has read, durably.
 
-    Raises SaveError if a part is missing or damaged, if a tensor is not covered exactly once, or if parts
-    contradict each other; nothing is visible then.
+    `objects` goes with the tensors; None: as `own_objects` has it. Raises SaveError if a tensor is not
+    covered exactly once, or if parts contradict each other; nothing is visible then.
     """
     series, files = staging.series, staging.series.space.files
     target = series.directory / staging.name
-    ordered = sorted(set(wanted), key=lambda part: part.rank)
-    if not ordered or len({part.rank for part in ordered}) < len(ordered):
-        raise SaveError(
-            f"{target}: not saved: wanted one part of each rank, was told {ordered}", path=str(target)
-        )
-    parts = [_read_part(staging, target, part, key) for part in ordered]
-    records, tensors, renames = _merge(target, parts, short(staging.id))
-    nbytes = sum(record.size for record in records)
+    merged = merge(taken, staging.id) if taken else "no parts were wanted"
+    if isinstance(merged, str):
+        raise SaveError(f"{target}: not saved: {merged}", path=str(target))
+    kept = objects if objects is not None else own_objects(taken)
+    nbytes = sum(record.size for record in merged.files)
     try:
-        _keep_only(files, staging.place, {old for old, _ in renames})
-        for old, new in renames:
+        _keep_only(files, staging.place, {old for old, _ in merged.renames})
+        for old, new in merged.renames:
             files.rename(staging.place / old, staging.place / new)
         manifest = manifest_of(
             series,
@@ -175,15 +227,16 @@ def commit_parts(
             kind=kind,
             seq=seq,
             created=clock.iso((time or SystemClock()).wall()),
-            files=records,
-            tensors=tensors,
-            aliases={alias: name for part in parts for alias, name in part.aliases.items()},
-            objects=parts[0].objects,
-            rank_objects={str(part.rank): part.objects for part in parts},
-            inexact=[entry for part in parts for entry in part.inexact],
+            files=merged.files,
+            tensors=merged.tensors,
+            aliases=merged.aliases,
+            components=kept.components,
+            objects=kept.objects,
+            rank_objects=kept.rank_objects,
+            inexact=kept.inexact,
         )
         files.write_small(staging.place / naming.MANIFEST, encode(manifest, key))
-        publish_directory(series.space, staging.place, target, [record.name for record in records])
+        publish_directory(series.space, staging.place, target, [record.name for record in merged.files])
     except OSError as error:
         raise save_error(error, target, nbytes) from error
     with suppress(OSError):  # it is saved by now; a late writer's files are swept, now or another time
@@ -191,7 +244,8 @@ def commit_parts(
     return Saved(path=target, id=staging.id, seq=seq, nbytes=nbytes, direct=True)
 
 
-def _read_part(staging: Staged, target: Path, wanted: PartId, key: Key | None) -> Part:
+def _read_part(staging: Staged, wanted: PartId, key: Key | None) -> Part:
+    target = staging.series.directory / staging.name
     path = staging.place / naming.part(*wanted)
     try:
         part = decode_part(catalog.read_manifest(path), str(path), key)
@@ -211,6 +265,11 @@ def _part_problem(staging: Staged, wanted: PartId, part: Part) -> str | None:
         return "its part is encrypted; the committer needs the key"
     if (part.id, part.generation, part.attempt, part.rank) != (staging.id, *wanted):
         return f"{naming.part(*wanted)} is a part of something else"
+    used = {chunk.file for tensor in part.tensors.values() for chunk in tensor.chunks}
+    if unlisted := used - set(range(len(part.files))):
+        return f"its part places tensors in files that it does not list: {sorted(unlisted)}"
+    if strangers := {name for names in part.components.values() for name in names} - part.tensors.keys():
+        return f"its part counts {min(strangers)!r} to a component, but does not hold it"
     for number, record in enumerate(part.files):
         if record.name != naming.staged_data_file(*wanted, number, sealed=record.scheme != "none"):
             return f"its part lists {record.name!r}, which is not its own"
@@ -218,53 +277,6 @@ def _part_problem(staging: Staged, wanted: PartId, part: Part) -> str | None:
         if size != record.size:
             return f"{record.name} has {size:,} bytes, its part says {record.size:,}"
     return None
-
-
-def _merge(
-    target: Path, parts: list[Part], id8: str
-) -> tuple[list[FileRecord], dict[str, TensorRecord], list[tuple[str, str]]]:
-    """Files under their final names, tensors with all parts' chunks, and the renames that this takes."""
-    records: list[FileRecord] = []
-    renames: list[tuple[str, str]] = []
-    chunks: dict[str, list[Chunk]] = {}
-    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for part in parts:
-        first = len(records)
-        for number, record in enumerate(part.files):
-            name = naming.data_file(part.rank, number, id8, sealed=record.name.endswith(naming.SEALED))
-            renames.append((record.name, name))
-            records.append(_renamed(record, name))
-        for name, tensor in part.tensors.items():
-            if kinds.setdefault(name, (tensor.dtype, tensor.shape)) != (tensor.dtype, tensor.shape):
-                raise SaveError(
-                    f"{target}: not saved: tensor {name!r} is {tensor.dtype} {list(tensor.shape)} on rank "
-                    f"{part.rank}, but {kinds[name][0]} {list(kinds[name][1])} elsewhere",
-                    path=str(target),
-                )
-            chunks.setdefault(name, []).extend(_shifted(chunk, first) for chunk in tensor.chunks)
-    tensors = {}
-    for name, (dtype, shape) in kinds.items():
-        problem = boxes_problem(shape, chunks[name])
-        if problem is not None:
-            raise SaveError(f"{target}: not saved: tensor {name!r}: {problem}", path=str(target))
-        tensors[name] = TensorRecord(dtype=dtype, shape=shape, chunks=chunks[name])
-    return records, tensors, renames
-
-
-def _renamed(record: FileRecord, name: str) -> FileRecord:
-    return FileRecord(
-        name=name,
-        size=record.size,
-        piece=record.piece,
-        digests=record.digests,
-        scheme=record.scheme,
-        salt=record.salt,
-        macs=record.macs,
-    )
-
-
-def _shifted(chunk: Chunk, by: int) -> Chunk:
-    return Chunk(file=chunk.file + by, ranges=chunk.ranges, offset=chunk.offset, shape=chunk.shape)
 
 
 def _keep_only(files: Files, place: Path, names: set[str]) -> None:

@@ -1,0 +1,199 @@
+"""Noticing a job that is resumed again and again, only to fail in the same way at the same step.
+
+What is known of earlier starts of a job are the reports of their incidents. The last incident of each start
+is how it ended. Ends are in a row if they belong to one stem, follow each other, and have a failure in
+common: the same exception (type and message) after the same step of the rank that threw it, or the loss of a
+process after the same step of that process or, if it has left no record, of those that remained. Which rank
+it was does not matter: what one rank runs into today another may tomorrow. An end of another kind (a signal,
+a request, a stall) interrupts the row, and so does progress: a step that the checkpoint to be resumed from
+has left behind.
+
+A loss of which nobody knows at which step it was is in no row.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from swansong.errors import CrashLoopError
+from swansong.persist import incidents, places
+from swansong.policy.checks import whole_number
+from swansong.protocol.messages import FaultKind
+
+DEFAULT_LIMIT: Final = 3
+"""How many ends in a row are enough."""
+LOOKED_AT: Final = 100
+"""At least so many reports are looked at, the latest first; more only for a higher limit."""
+BYTES_READ: Final = 4 * incidents.SIZE_LIMIT
+"""No more than so many bytes of reports are read in all."""
+
+_LOST: Final = "a rank's process was lost"
+_WISHED: Final = frozenset({FaultKind.SIGNALLED.value, FaultKind.REQUESTED.value})
+"""What begins an end that somebody wanted."""
+_SHOWN: Final = 10
+"""So many reports are named in a message."""
+
+
+class Failure(NamedTuple):
+    """What a start of the job ended with."""
+
+    what: str
+    """Type and message of an exception, or other words."""
+    step: int
+    """The last that was complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How one start of a job ended."""
+
+    report: str
+    """Path of the report."""
+    failures: tuple[Failure, ...]
+    """In the order in which they became known. None: it did not fail, or nobody knows where."""
+
+
+class CrashLoop(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a job is not resumed."""
+
+    what: str
+    step: int
+    """The last that was complete."""
+    reports: tuple[str, ...]
+    """Paths, the latest first: one for each end."""
+
+    def error(self) -> CrashLoopError:
+        """For the user."""
+        more = len(self.reports) - _SHOWN
+        listed = "\n  ".join([*self.reports[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+        return CrashLoopError(
+            f"not resumed: the job failed {len(self.reports)} times in a row after step {self.step}, in the "
+            f"same way: {self.what}. Going on would most likely end so again. Mend the cause; then remove "
+            f"these reports, or resume with a higher crash_loop_limit (0 or None: no limit):\n  {listed}",
+            step=self.step,
+            reports=self.reports,
+        )
+
+
+def checked_limit(limit: object) -> int:
+    """`crash_loop_limit` as a number, 0 for None. Raises ConfigError."""
+    if limit is None:
+        return 0
+    return whole_number("crash_loop_limit", limit, least=0, wanted="a whole number of at least 0, or None")
+
+
+def look_for(directory: Path, stem: str, *, step: int, limit: int) -> CrashLoop | None:
+    """The crash loop that the reports of a directory show, if there is one.
+
+    `stem` is that of the checkpoints, `step` is where the job would be resumed. With limit 0 nothing is read.
+    """
+    return (
+        find(endings(directory, stem, most=max(LOOKED_AT, 4 * limit)), step=step, limit=limit)
+        if limit
+        else None
+    )
+
+
+def find(latest_first: Iterable[Ending], *, step: int, limit: int) -> CrashLoop | None:
+    """The crash loop of `limit` ends in a row at a step not left behind at `step`. Pure.
+
+    No more is taken of `latest_first` than that needs.
+    """
+    common: tuple[Failure, ...] | None = None
+    row: list[str] = []
+    for ending in latest_first:
+        found = tuple(failure for failure in ending.failures if failure.step >= step)
+        common = found if common is None else tuple(failure for failure in common if failure in found)
+        if not common:
+            return None
+        row.append(ending.report)
+        if len(row) >= limit:
+            return CrashLoop(what=common[0].what, step=common[0].step, reports=tuple(row))
+    return None
+
+
+# -- reading ------------------------------------------------------------------------------------------
+
+
+class _Fault(msgspec.Struct):
+    kind: str
+    rank: int
+    what: str = ""
+    step: int | None = None
+
+
+class _Rank(msgspec.Struct):
+    rank: int
+    step: int | None
+    boundary: int | None
+
+
+class _Report(msgspec.Struct):
+    """What matters here of `incidents.document`."""
+
+    stem: str
+    run: str
+    faults: list[_Fault]
+    ranks: list[_Rank]
+
+
+def endings(directory: Path, stem: str, *, most: int = LOOKED_AT) -> Iterator[Ending]:
+    """How the starts of a job ended, the latest first, as far as that is told.
+
+    Of at most `most` reports. What is no report, or cannot be read, is passed over.
+    """
+    try:
+        paths = places.incident_files(directory)
+    except OSError:
+        return
+    known: set[str] = set()
+    left = BYTES_READ
+    for path in paths[:most]:
+        data = _read(path, left)
+        left -= len(data)
+        report = _decoded(data)
+        if report is not None and report.stem == stem and report.run not in known:
+            known.add(report.run)
+            yield Ending(str(path), _failures(report))
+
+
+def _read(path: Path, most: int) -> bytes:
+    """The content of a regular file; nothing of one that is larger than it should be."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > min(most, incidents.SIZE_LIMIT):
+                return b""
+            return file.read(status.st_size)
+    except OSError:
+        return b""
+
+
+def _decoded(data: bytes) -> _Report | None:
+    try:
+        return msgspec.json.decode(data, type=_Report)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _failures(report: _Report) -> tuple[Failure, ...]:
+    if report.faults and report.faults[0].kind in _WISHED:
+        return ()
+    reached = {rank.rank: rank.step if rank.boundary is None else rank.boundary for rank in report.ranks}
+    newest = max((step for step in reached.values() if step is not None), default=None)
+    failures: list[Failure] = []
+    for fault in report.faults:
+        lost = fault.kind == FaultKind.LOST
+        own = reached.get(fault.rank) if lost else fault.step
+        step = newest if lost and own is None else own
+        if (lost or fault.kind == FaultKind.RAISED) and step is not None:
+            failures.append(Failure(_LOST if lost else fault.what[:1000], step))
+    return tuple(failures)

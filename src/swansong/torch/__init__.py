@@ -1,0 +1,1 @@
+"""Adapter for PyTorch: optimizers, modules, data loaders, torchrun."""
