@@ -10,7 +10,7 @@ RANKS  ?= 2-8
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup check test demo bench simulate clean
+.PHONY: help setup check test demo bench simulate mutate clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ bench: setup ## Measure saving against the disk, and the engine against its bars
 
 simulate: setup ## Run the protocol in simulation: make simulate SEEDS=100000 RANKS=2-64
 	$(BIN)/python tools/simulate.py --seeds $(SEEDS) --ranks $(RANKS) $(ARGS)
+
+mutate: setup ## Remove each row, guard and deadline of the protocol in turn: does a test notice?
+	$(BIN)/python tools/mutate_protocol.py --jobs 2 --results .cache/mutants.json $(ARGS)
 
 clean: ## Remove what the commands above made
 	rm -rf $(VENV) .cache dist build MNIST_Data checkpoint demo_out

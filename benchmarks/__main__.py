@@ -1,12 +1,12 @@
-"""Measure saving against the disk's limit and what people use today, and the engine against its bars.
+"""Measure saving against the disk's limit and what people use today, and the rest against its bars.
 
-    python -m benchmarks [--quick] [--only saving|engine] [--json FILE] ...
+    python -m benchmarks [--quick] [--only saving|engine|adapters] [--json FILE] ...
 
 Saving: every candidate writes the same tensors and is durable (fsync of file and directory) when its clock
 stops. Candidates take turns; the median of all rounds counts. The raw limit is the best of {1, 2, 4} threads
 x {4, 16} MiB pieces of O_DIRECT writes of the same number of bytes.
 
-Engine: see `engine_freeze` and `engine_idle`.
+Engine: see `engine_freeze` and `engine_idle`. Adapters: see `adapter_step` and `adapter_fault`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks import bars, engine_freeze, engine_idle
+from benchmarks import adapter_fault, adapter_step, bars, engine_freeze, engine_idle
 from benchmarks.candidates import Candidate, candidates, raw_limit
 from rich.console import Console
 from rich.table import Table
@@ -43,6 +43,8 @@ def main() -> int:
     }
     if arguments.only in ("engine", None):  # first: it is small, and disks are quiet
         document |= measure_engine(arguments)
+    if arguments.only in ("adapters", None):
+        document |= measure_adapters(arguments)
     if arguments.only in ("saving", None):
         document |= measure_saving(arguments)
     if arguments.json:
@@ -53,16 +55,35 @@ def main() -> int:
 
 def measure_engine(arguments: argparse.Namespace) -> dict[str, Any]:
     """The engine's bars: print the tables, return what goes into the document."""
-    found = {
-        engine_freeze.TITLE: engine_freeze.findings(arguments.kills, arguments.held, progress),
-        engine_idle.TITLE: engine_idle.findings(arguments.ranks, arguments.idle, progress),
+    return {
+        "engine": shown(
+            {
+                engine_freeze.TITLE: engine_freeze.findings(arguments.kills, arguments.held, progress),
+                engine_idle.TITLE: engine_idle.findings(arguments.ranks, arguments.idle, progress),
+            }
+        )
     }
+
+
+def measure_adapters(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The adapters' bars: print the tables, return what goes into the document."""
+    size, place = arguments.mebibytes, arguments.directory
+    return {
+        "adapters": shown(
+            {
+                adapter_step.TITLE: adapter_step.findings(arguments.steps, size, progress),
+                adapter_fault.TITLE: adapter_fault.findings(size, arguments.rounds, progress, place),
+            }
+        )
+    }
+
+
+def shown(found: dict[str, list[bars.Finding]]) -> dict[str, list[dict[str, Any]]]:
+    """Print tables of findings; return what goes into the document."""
     progress()
     for title, findings in found.items():
         Console().print(bars.table(title, findings))
-    return {
-        "engine": {title: [finding.document() for finding in findings] for title, findings in found.items()}
-    }
+    return {title: [finding.document() for finding in findings] for title, findings in found.items()}
 
 
 def measure_saving(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -86,19 +107,20 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="64 MiB, 3 rounds, 20 kills, 5 s idle: under two minutes")
-    add("--only", choices=("saving", "engine"), help="nothing else")
+    add("--only", choices=("saving", "engine", "adapters"), help="nothing else")
     add("--mebibytes", type=int, default=1024, help="size of the state (default: 1024)")
     add("--rounds", type=int, default=5, help="rounds per candidate (default: 5)")
     add("--kills", type=int, default=200, help="ranks that are killed (default: 200)")
     add("--held", type=int, default=1024, help="MiB that some of them hold (default: 1024)")
     add("--ranks", type=int, default=2000, help="registered ranks of an idle job (default: 2000)")
     add("--idle", type=float, default=20.0, help="seconds that it is watched (default: 20)")
+    add("--steps", type=int, default=500, help="steps in a turn of the loop (default: 500)")
     add("--directory", type=Path, help="where saving writes (default: the temporary directory)")
     add("--json", type=Path, default=Path("benchmarks/results/latest.json"), help="raw values go here")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.mebibytes, arguments.rounds = 64, 3
-        arguments.kills, arguments.held, arguments.idle = 20, 256, 5.0
+        arguments.kills, arguments.held, arguments.idle, arguments.steps = 20, 256, 5.0, 100
     return arguments
 
 

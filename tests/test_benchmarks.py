@@ -54,3 +54,15 @@ def test_a_small_run_reports_every_bar_of_the_engine(tmp_path: Path) -> None:
     assert len(kills) == 2
     assert barred[0]["value"] == max(kills), "the 99th percentile of so few"
     assert min(kills) > 0
+
+
+def test_a_small_run_reports_every_bar_of_the_adapters(tmp_path: Path) -> None:
+    sizes = ["--mebibytes", "1", "--rounds", "1", "--steps", "3", "--directory", str(tmp_path)]
+    printed, document = run(tmp_path, "--only", "adapters", *sizes)
+
+    findings = [finding for table in document["adapters"].values() for finding in table]
+    barred = [finding for finding in findings if finding["bar"] is not None]
+    assert [finding["unit"] for finding in barred] == ["us", "KiB", ""]
+    assert all(finding["verdict"] in printed for finding in barred)
+    assert barred[1]["value"] > 0
+    assert barred[2]["value"] > 0

@@ -36,6 +36,7 @@ from swansong.persist.rank import LiveComponent
 from swansong.persist.session import Cells, Plan, Session, warn
 from swansong.state.components import TensorShape, component_key
 from swansong.state.tensors import HostTensor
+from swansong.state.tree import Flat
 from swansong.store import naming
 from swansong.store.checkpoint import Content
 from swansong.store.crypt import Key
@@ -221,7 +222,8 @@ class Run:
 
         def components(cells: Cells) -> tuple[LiveComponent, ...]:
             self._clock = UpdateClock(self._component, step=facts.step, cells=cells.get(self._component))
-            return (LiveComponent("arrays", self._clock, lambda: self._tensors),)
+            shown = Flat(self._tensors, {}, None)
+            return (LiveComponent("arrays", self._clock, lambda: shown),)
 
         self._session.begin(facts, [self._component], components)
 

@@ -197,6 +197,8 @@ def _leftovers(directory: Path) -> list[str]:
             continue
         base = found.path if found.path.is_dir() else directory
         needed |= {str(p.relative_to(directory)) for p in (found.path, found.manifest_path)}
-        needed |= {str((base / record.name).relative_to(directory)) for record in found.manifest.files}
+        for file in (base / record.name for record in found.manifest.files):
+            places = {file, file.parent} - {directory}
+            needed |= {str(path.relative_to(directory)) for path in places}
     there = {str(path.relative_to(directory)) for path in directory.rglob("*")}
     return [f"left over: {sorted(there - needed)}"] if there != needed else []

@@ -14,7 +14,7 @@ from crash.crash_recorder import Operation, Recorder, Snapshot
 from swansong.policy.keep import KeepAll, KeepLast, KeepPolicy
 from swansong.state.boxes import Box
 from swansong.state.tensors import HostTensor
-from swansong.store import checkpoint, parts, saving
+from swansong.store import checkpoint, naming, parts, saving
 from swansong.store.checkpoint import Container, Content, Mode, Point, Saved, SaveOptions
 from swansong.store.crypt import Key
 from swansong.store.files import Files
@@ -45,6 +45,8 @@ class Scenario:
     keep: KeepPolicy = field(default_factory=KeepAll)
     """What is pruned after each save."""
     writers: int = 1
+    rank_files: bool = False
+    """The one writer gives a part: a .ckpt in a directory of its rank."""
     same_content: bool = False
     """Every save has the same tensors."""
     rows: int = 36
@@ -76,6 +78,8 @@ class Scenario:
         writer = self.writer(series.space.files)
         point = Point(step=number, epoch=1, step_in_epoch=number, world_size=self.writers)
         seq = series.draw()
+        if self.rank_files:
+            return self._save_rank_file(series, writer, name, number, seq)
         if self.writers == 1:
             content = self.content(number)
             return saving.save(
@@ -89,6 +93,31 @@ class Scenario:
                 )
             taken = parts.read_parts(staging, wanted, key=self.key)
             return parts.commit_parts(staging, taken, point, kind="periodic", seq=seq, key=self.key)
+
+    def _save_rank_file(self, series: Series, writer: Writer, name: str, number: int, seq: int) -> Saved:
+        part, again = PartId(1, 1, 0), 0
+        while (series.directory / f"{name}{f'_{again}' if again else ''}").exists():
+            again += 1  # such a checkpoint is never replaced
+        with parts.staged(series, f"{name}{f'_{again}' if again else ''}") as staging:
+            parts.write_part(
+                staging.place,
+                staging.id,
+                writer,
+                self.content(number),
+                part,
+                key=self.key,
+                container="ckpt",
+                mode=self.mode,
+            )
+            return parts.commit_parts(
+                staging,
+                parts.read_parts(staging, {part: None}, key=self.key),
+                Point(step=number, epoch=1, step_in_epoch=number),
+                kind="fault",
+                seq=seq,
+                key=self.key,
+                names=lambda rank, file, _: naming.rank_file(rank, file, 1, number),
+            )
 
     def _share(self, number: int, rank: int) -> Content:
         """What one of several writers holds: rows of the weight, and rank 0 the bias."""
@@ -141,6 +170,7 @@ def identities(*, falling: bool = False, start: int = 0x01000000) -> Iterator[No
 KEY = Key(bytes(range(32)))
 NEW = ("net-1_1.ckpt", "net-1_2.ckpt")
 AGAIN = ("net-1_1.ckpt", "net-1_1.ckpt")
+FAULTS = ("ttp_saved_checkpoints-1_1", "ttp_saved_checkpoints-1_2")
 THREE = ("net-1_1.ckpt", "net-1_2.ckpt", "net-1_3.ckpt")
 
 
@@ -179,6 +209,10 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "two writers, new name, direct": Scenario(
         names=_directories(NEW), container="directory", writers=2, direct=True
+    ),
+    "a rank's ckpt, new name": Scenario(names=FAULTS, rank_files=True),
+    "a rank's ckpt, AES-GCM, restarted, direct": Scenario(
+        names=FAULTS, rank_files=True, restart=True, key=KEY, direct=True
     ),
     "two writers, overwritten": Scenario(names=_directories(AGAIN), container="directory", writers=2),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from swansong.persist.boundary import (
     best,
     pack,
     tensor_of,
+    trimmed,
 )
 from swansong.persist.records import as_objects, from_objects
 from swansong.state.tensors import HostTensor
@@ -79,6 +81,31 @@ def test_nobody_reached_the_boundary_so_what_the_loop_moves_is_of_the_one_before
     got = put({0: record(4, provisional=True), 1: record(3, rank=1)})
     assert (got.boundary_step, got.shared, got.tensors["mean"].array[0]) == (3, 31, 45)
     assert said(got) == [("objects", 1), ("shared objects", None)]
+
+
+def with_average(step: int, rank: int = 0) -> Record:
+    """At a boundary, with a shared object that has a tensor."""
+    average = (tensor_of("average", HostTensor.of(np.full(2, 10 * step + rank, np.float32))),)
+    full = msgspec.structs.replace(state(10 * step + rank), shared_tensors=average)
+    return Record(step, False, pack(full))
+
+
+def test_tensors_of_shared_objects_are_of_the_rank_that_gives_these() -> None:
+    killed = record(4, provisional=True, shared=False)
+    for records in ({0: killed, 1: with_average(4, 1)}, trimmed({0: killed, 1: with_average(4, 1)}, 4)):
+        got = put(records)
+        assert (got.shared, got.inexact) == (41, ())
+        assert {name: tensor.array[0] for name, tensor in got.tensors.items()} == {"mean": 45, "average": 41}
+
+
+def test_nobody_reached_the_boundary_and_all_have_what_is_shared_from_the_one_before() -> None:
+    halfway = record(4, provisional=True, shared=False)
+    chosen = best([halfway, with_average(3)], 4)
+    assert chosen is not None
+    got = put({0: chosen}, world_size=1)
+    assert (got.boundary_step, got.shared, got.own) == (3, 30, {0: 45})
+    assert {name: tensor.array[0] for name, tensor in got.tensors.items()} == {"mean": 45, "average": 30}
+    assert said(got) == [("shared objects", None)]
 
 
 def test_another_ranks_tensors_stand_in_for_rank_0s_and_that_is_said() -> None:

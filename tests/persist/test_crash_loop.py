@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from swansong.errors import ConfigError
 from swansong.persist import crash_loop, incidents, job, places
-from swansong.persist.crash_loop import Ending, Failure, checked_limit, find, look_for
+from swansong.persist.crash_loop import Ending, Failure, find, look_for
 from swansong.persist.incidents import document
 from swansong.persist.job import JobFacts, SeriesFacts
 from swansong.policy.cut import Held
@@ -78,17 +77,6 @@ def test_no_more_reports_are_taken_than_needed() -> None:
     ends = iter(row((BAD,), (BAD,), (BAD,)))
     assert find(ends, step=0, limit=2) is not None
     assert len(list(ends)) == 1
-
-
-@pytest.mark.parametrize(("limit", "number"), [(None, 0), (0, 0), (1, 1), (3, 3)])
-def test_a_limit_is_a_whole_number_or_none(limit: object, number: int) -> None:
-    assert checked_limit(limit) == number
-
-
-@pytest.mark.parametrize("limit", [-1, True, 1.5, "3"])
-def test_any_other_limit_is_refused(limit: object) -> None:
-    with pytest.raises(ConfigError, match="crash_loop_limit: wanted a whole number of at least 0, or None"):
-        checked_limit(limit)
 
 
 # -- the reports ------------------------------------------------------------------------------------------

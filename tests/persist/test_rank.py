@@ -14,15 +14,17 @@ from swansong.engine.clock import Gate, UpdateClock
 from swansong.engine.processor import StateMovedError
 from swansong.engine.recorder import RecorderOptions
 from swansong.engine.watchdog import StallOptions, Watchdog
-from swansong.errors import SaveError
+from swansong.errors import ClockNotReadableError, SaveError
 from swansong.persist import places
-from swansong.persist.boundary import BoundaryState
+from swansong.persist.boundary import BoundaryState, tensor_of
 from swansong.persist.committer import Committer
 from swansong.persist.rank import Counted, LiveComponent, LiveRank
+from swansong.persist.rank_files import RankFiles
 from swansong.persist.records import RecordPlaces, Records
 from swansong.protocol import messages as m
 from swansong.protocol.messages import Action, FaultKind, Outcome
 from swansong.state.tensors import HostTensor
+from swansong.state.tree import Flat
 from swansong.store.files import Files
 from swansong.store.opening import open_checkpoint
 from swansong.store.saving import plain_skeleton
@@ -34,7 +36,8 @@ INCIDENT = "0123abcd-1f-1"
 class Live:
     """A rank of one array, trained by the test."""
 
-    def __init__(self, directory: Path, start: int = 0) -> None:
+    def __init__(self, directory: Path, start: int = 0, rank_files: RankFiles | None = None) -> None:
+        self.rank_files = rank_files
         self.array = np.zeros(1000, np.float32)
         self.clock = UpdateClock("key", step=start)
         self.places = RecordPlaces.of(
@@ -47,7 +50,9 @@ class Live:
         self.outcomes: list[m.Release] = []
         self.said: list[str] = []
         self.series = Series.fresh(directory, "model", Files())
-        component = LiveComponent("arrays", self.clock, lambda: {"w": HostTensor.of(self.array)})
+        component = LiveComponent(
+            "arrays", self.clock, lambda: Flat({"w": HostTensor.of(self.array)}, {}, None)
+        )
         self.rank = LiveRank(
             3,
             (component,),
@@ -58,6 +63,7 @@ class Live:
             directory=directory,
             stem="model",
             key=None,
+            rank_files=rank_files,
             on_outcome=self.outcomes.append,
             on_depart=lambda: None,
             say=self.said.append,
@@ -73,7 +79,14 @@ class Live:
 
     def save(self, step: int, progress: Callable[[int], None] = lambda nbytes: None) -> Path:
         """Carry out an order, and commit it."""
-        committer = Committer(self.series, self.places.here, world_size=4, key=None, resume_command="")
+        committer = Committer(
+            self.series,
+            self.places.here,
+            world_size=4,
+            key=None,
+            resume_command="",
+            rank_files=self.rank_files,
+        )
         committer.prepare(INCIDENT, step)
         try:
             self.rank.save(m.StartSave(INCIDENT, 1, step, ("key",)), progress, lambda: False)
@@ -210,3 +223,38 @@ def test_a_closed_gate_is_no_stall(live: Live, closed: bool) -> None:
     faults = [live.rank.watch(now + later) for later in (25.0, 50.0, 70.0, 80.0)]
 
     assert [fault.kind for fault in faults if fault is not None] == ([] if closed else [FaultKind.STALLED])
+
+
+def test_as_files_for_mindspore_it_writes_one_ckpt_with_all_that_belongs_to_it(tmp_path: Path) -> None:
+    live = Live(tmp_path, rank_files=RankFiles(steps_per_epoch=6, numbered_in=str(tmp_path)))
+    live.update()
+    mean = tensor_of("mean", HostTensor.of(np.full(2, 5.0, np.float32)))
+    live.records.add(1, BoundaryState(shared=plain_skeleton({"said": 1}, "objects"), tensors=(mean,)))
+
+    path = live.save(1)
+    assert path == tmp_path / "ttp_saved_checkpoints-1_1"
+    assert [str(file.relative_to(path)) for file in path.rglob("*.*")] == [
+        "manifest.json",
+        "rank_3/iteration-1_1.ckpt",
+    ]
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint.manifest is not None
+        assert {name: t.array[0] for name, t in checkpoint.read_all().items()} == {"w": 1.0, "mean": 5.0}
+        assert checkpoint.objects == {"said": 1}
+        assert checkpoint.append_info["global_step"] == 1
+        assert [entry["what"] for entry in checkpoint.manifest.inexact] == ["boundary tensors"]
+        assert (checkpoint.manifest.epoch, checkpoint.manifest.step_in_epoch) == (1, 1)
+
+
+def test_a_clock_that_cannot_be_read_yet_is_left_out_until_it_can(live: Live, monkeypatch: Any) -> None:
+    def busy() -> None:
+        raise ClockNotReadableError("a kernel is under way")
+
+    live.update()
+    live.boundary(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(live.clock, "read", busy)
+        state = live.rank.read_state()
+        live.rank.ended = "ended by RuntimeError"
+        assert [state.held, state.settled, live.rank.read_state().settled] == [{}, False, False]
+    assert live.rank.read_state().settled

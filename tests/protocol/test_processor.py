@@ -396,3 +396,19 @@ def test_message_without_a_row_ends_the_connection_and_changes_nothing(
     before = rank.machine.mode
     assert rank.hear(message) == [m.Disconnect()]
     assert rank.machine.mode is before
+
+
+@pytest.mark.parametrize("answered", [True, False], ids=["answered", "not answered"])
+def test_rank_that_has_just_registered_does_not_give_up_before_the_answer_can_be_there(
+    answered: bool,
+) -> None:
+    rank = Rank()
+    rank.take(m.Tick())
+    rank.now = OPTIONS.register_timeout_s - 0.01
+    rank.take(m.Connected())
+    rank.later(OPTIONS.reconnect_s)
+    assert rank.machine.mode is Mode.CONNECTING
+    if answered:
+        rank.hear(m.Welcome(generation=1))
+    rank.later(0.01)
+    assert rank.machine.mode is (Mode.JOINED if answered else Mode.UNPROTECTED)

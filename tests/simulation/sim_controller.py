@@ -127,7 +127,8 @@ class SimController:
                 if connection is not None:
                     self.world.network.close_from_controller(connection)
                     self.after(0.0, self.feed, m.Disconnected(number))
-            case m.Prepare():
+            case m.Prepare(incident):
+                self.world.checks.chose(incident, self.machine.incident)
                 self.world.store.prepare(self, effect)
             case m.Commit():
                 self.world.store.commit(self, effect)

@@ -38,7 +38,9 @@ def judged(
         if options.budget_s is not None:
             ends = min(ends, budget_from + options.budget_s / 2)
         best = _best(world, controller, opened, ends)
-        if best is not None and "other values" not in report.reason:
+        saved = max((checkpoint.step for checkpoint in world.store.checkpoints), default=-1)
+        parted = any(fault.kind is Kind.DIVERGE for fault in world.plan.faults)  # a minority may not save
+        if best is not None and best > saved and not parted:
             return f"{report.incident}: {best} is whole on ranks that answer, but: {report.reason}"
     return ""
 
@@ -53,14 +55,15 @@ def _best(world: World, controller: SimController, opened: float, answered_by: f
 
 
 def _sound(world: World, rank: SimRank, controller: SimController, opened: float, answered_by: float) -> bool:
-    main = rank.main
+    main, registered = rank.main, controller.machine.members.peers[rank.number].since
     return (
         rank.alive
         and rank.stopped_until < answered_by
         and rank.connection is not None
         and not rank.connection.broken
         and rank.connection.controller is controller
-        and rank.connection.made_at < opened + 0.5
+        and registered is not None
+        and registered <= opened  # one that comes back later may have counted as lost
         and world.touched.get(rank.number, -FOR_EVER) < opened - 20.0
         and rank.number not in world.store.full | world.store.hung
         and main.changed_at < answered_by

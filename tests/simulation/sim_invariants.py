@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from simulation.sim_rank import SimRank
     from simulation.sim_store import Checkpoint, Part
     from simulation.sim_world import World
+    from swansong.protocol.incident import Incident
 
 BUSY = 20
 """So many calls of one machine at one moment are a busy loop, if only ticks."""
@@ -70,6 +71,8 @@ class Checks:
         self._opened: dict[str, float] = {}
         self._budget_from: dict[str, float] = {}
         self._content: dict[str, Checkpoint] = {}
+        self._voted: dict[str, set[tuple[int, str, int | None]]] = {}
+        """Incident -> (rank, component, step) as had been reported when its savers were chosen last."""
 
     @property
     def visits(self) -> Counter[tuple[str, str]]:
@@ -233,13 +236,23 @@ class Checks:
         worse = judged(self.world, controller, report, opened, budget_from)
         self.that(not worse, worse)
 
+    def chose(self, name: str, incident: Incident | None) -> None:
+        """A controller has chosen what to save, by the reports that it has."""
+        if incident is not None:
+            self._voted[name] = {
+                (rank, key, held.step)
+                for rank, report in incident.readable().items()
+                for key, held in report.held.items()
+            }
+
     def divergent(self, checkpoint: Checkpoint) -> None:
-        """Of holders with different values, those in the majority are right."""
+        """Of holders with different values that had reported, those in the majority are right."""
+        voted = self._voted.get(checkpoint.incident, set())
         for key, step, value in checkpoint.content if self.plan.digests else ():
             values = Counter(
                 rank.main.value(key)
                 for rank in self.world.ranks
-                if key in rank.main.keys and rank.main.whole(key) == step and rank.alive
+                if (rank.number, key, step) in voted and rank.main.whole(key) == step
             )
             if all(rank.alive for rank in self.world.ranks) and not self.world.touched:
                 self.that(
@@ -270,9 +283,10 @@ class Checks:
         away = rank.stopped_until or rank.number in self.world.network.blocked_until
         return rank.host == 0 and not away and rank.unprotected != REFUSAL
 
-    @staticmethod
-    def _outlived(rank: SimRank, moment: float) -> bool:
-        return rank.killed_at is None and (rank.died_at is None or rank.died_at > moment + 15.0)
+    def _outlived(self, rank: SimRank, moment: float) -> bool:
+        """True if a rank was there for long enough after, each new controller counting anew."""
+        patience_s = 15.0 * len(self.world.controllers)
+        return rank.killed_at is None and (rank.died_at is None or rank.died_at > moment + patience_s)
 
     # -- the end --------------------------------------------------------------------------------------
 
@@ -330,7 +344,8 @@ class Checks:
                     self._may_start_one(other) and self._outlived(other, killed) for other in self.world.ranks
                 )
             )
-            noticed = any(now >= killed for now, _, _ in self.reports)
+            saved = (checkpoint.at for checkpoint in self.world.store.checkpoints)
+            noticed = any(at >= killed for at in [*saved, *(now for now, _, _ in self.reports)])
             self.that(bool(excused) or noticed, f"{rank.name} was killed, and nobody noticed")
 
     def _benign(self, fault: Fault) -> bool:

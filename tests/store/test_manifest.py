@@ -285,7 +285,30 @@ def test_a_field_that_is_missing_is_named(field: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../x", "/etc/passwd", "a/../b", "", ".", "..", ".swansong/..", ".swansong/a/b", "a\0b", "a/b", "./a"],
+    [
+        *(
+            "../x",
+            "/etc/passwd",
+            "a/../b",
+            "",
+            ".",
+            "..",
+            ".swansong/..",
+            ".swansong/a/b",
+            "a\0b",
+            "a/b",
+            "./a",
+        ),
+        *(
+            "rank_0/..",
+            "rank_0/a/b",
+            "rank_/x",
+            "rank_a/x",
+            "rank_\u0663/x",
+            "xrank_0/x",
+            "rank_0/.swansong/x",
+        ),
+    ],
 )
 def test_a_file_that_leads_out_of_the_checkpoint_is_refused(name: str) -> None:
     record = msgspec.to_builtins(FILE) | {"name": name}
@@ -293,7 +316,9 @@ def test_a_file_that_leads_out_of_the_checkpoint_is_refused(name: str) -> None:
         decode(changed(encode(SMALL, None), files=[record]), "m")
 
 
-@pytest.mark.parametrize("name", ["a b", "ä\n", "..a", "...", ".swansong/x", "%", ".swansongs"])
+@pytest.mark.parametrize(
+    "name", ["a b", "ä\n", "..a", "...", ".swansong/x", "%", ".swansongs", "rank_0/x.ckpt", "rank_12/x"]
+)
 def test_a_file_of_an_odd_name_is_not(name: str) -> None:
     record = msgspec.to_builtins(FILE) | {"name": name}
     assert decode(changed(encode(SMALL, None), files=[record]), "m").files[0].name == name

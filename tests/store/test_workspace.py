@@ -160,3 +160,13 @@ def test_a_child_forked_during_a_save_removes_nothing_of_it_when_it_leaves(space
     finally:
         if os.getpid() != parent:
             os._exit(0)
+
+
+def test_it_is_busy_while_something_is_put_together(space):
+    assert not space.busy
+    with space.reserve("net-1_1", "01234567") as place:
+        place.mkdir()
+        assert space.busy
+    assert not space.busy
+    (space.temporary / "01234567-left").mkdir()  # by a save that died
+    assert not space.busy

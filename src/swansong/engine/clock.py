@@ -116,6 +116,10 @@ class UpdateClock(Clock):
         """What leaving `window` does: after the last write."""
         self._cells[_DONE] += 1
 
+    def reopen(self) -> None:
+        """The update that was over goes on: there is more to write in this step. Under the gate's lock."""
+        self._cells[_DONE] -= 1
+
     def abandon(self) -> None:
         """Take back what was queued and has not begun: an exception has ended the loop, and it never will."""
         self._cells[_QUEUED] = self._cells[_BEGUN]

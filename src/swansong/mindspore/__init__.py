@@ -1,7 +1,7 @@
 """Checkpoints for `mindspore.train.Model`: the names and arguments of MindSpore's own classes.
 
-`CheckpointConfig` and `ModelCheckpoint` replace those of `mindspore.train`; `resume` continues a run at the
-next batch. Needs the `[mindspore]` extra.
+`CheckpointConfig`, `ModelCheckpoint` and `MindIOTTPAdapter` replace those of `mindspore.train`; `resume`
+continues a run at the next batch. Needs the `[mindspore]` extra.
 """
 
 from importlib.util import find_spec
@@ -17,9 +17,11 @@ from swansong.mindspore.config import CheckpointConfig
 from swansong.mindspore.loading import latest_checkpoint, load_checkpoint
 from swansong.mindspore.position import ResumePoint
 from swansong.mindspore.resuming import resume
+from swansong.mindspore.ttp import MindIOTTPAdapter
 
 __all__ = [
     "CheckpointConfig",
+    "MindIOTTPAdapter",
     "ModelCheckpoint",
     "ResumePoint",
     "latest_checkpoint",

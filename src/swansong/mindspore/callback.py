@@ -27,6 +27,7 @@ from swansong.store.checkpoint import Kind, Point, SaveOptions
 from swansong.store.clock import Clock, SystemClock
 from swansong.store.crypt import Key
 from swansong.store.files import Files
+from swansong.store.series import Series
 
 
 class ModelCheckpoint(Callback):  # type: ignore[misc]
@@ -152,6 +153,13 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]
     def latest_ckpt_file_name(self) -> str:
         """Path of the newest checkpoint that this callback has saved, durably; "" before the first."""
         return str(self._saver.latest or "")
+
+    def series(self) -> Series | None:
+        """The series of the run that has begun, on the rank that writes; None if functions name its files.
+
+        Raises SaveError.
+        """
+        return self._destination.series() if self._destination.fixed else None
 
     # -- a run ----------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from swansong.mindspore.parameters import BUFFER, host_tensor, named_state
 from swansong.mindspore.position import Place
 from swansong.mindspore.seeds import Seeds
 from swansong.state.tensors import HostTensor
+from swansong.store import naming
 from swansong.store.checkpoint import Content
 from swansong.store.opening import Checkpoint, StoredTensor
 
@@ -34,6 +35,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Tensors in the file that the user appended."""
     unrelated: tuple[str, ...] = ()
     """Tensors of `saved_network` in the file that are not the train network's."""
+
+    @property
+    def objects(self) -> dict[str, Any]:
+        """As a checkpoint's objects have it."""
+        return {_RECORD: msgspec.to_builtins(self)}
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> RunRecord | None:
@@ -84,7 +90,7 @@ def content_of(
     return Content(
         tensors=tensors | more,
         rest=rest,
-        objects={_RECORD: msgspec.to_builtins(record)},
+        objects=record.objects,
         append_info={name: value for name, value in append.items() if _is_plain(value)},
         inexact=inexact,
     )
@@ -98,11 +104,15 @@ def appended(append: Mapping[str, Any] | None, place: Place) -> dict[str, Any]:
     }
 
 
-def trained_part(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
-    """What of an open checkpoint belongs to the train network, by the names that the network uses."""
+def trained_part(checkpoint: Checkpoint, rank: int) -> dict[str, StoredTensor]:
+    """What of an open checkpoint belongs to the train network of a rank, by the names that it uses there."""
     record = RunRecord.of(checkpoint)
     other = set() if record is None else {*record.appended, *record.unrelated}
-    part = {name: stored for name, stored in checkpoint.entries.items() if name not in other}
+    scope = f"{naming.rank_directory(rank)}/"
+    entries = checkpoint.entries
+    if any(name.startswith(scope) for name in entries):  # ranks that hold different parts
+        entries = {name.removeprefix(scope): of for name, of in entries.items() if name.startswith(scope)}
+    part = {name: stored for name, stored in entries.items() if name not in other}
     return part | {name.removeprefix(TRAINED): stored for name, stored in checkpoint.rest.items()}
 
 

@@ -51,6 +51,11 @@ class Destination:
         """False until a function has named the directory."""
         return self.directory.is_absolute()
 
+    @property
+    def fixed(self) -> bool:
+        """True if neither prefix nor directory is a function."""
+        return self._prefix_function is None and self._directory_function is None
+
     def restart(self, resumed: Resumption | None) -> None:
         """Begin a run: a new stem in an occupied directory, or, where it was resumed, the stem as it is."""
         self._series.clear()

@@ -23,12 +23,17 @@ from swansong.store.opening import StoredTensor
 BUFFER: Final = "buffer:"
 """What a buffer's key begins with. MindSpore's own checkpoints leave buffers out."""
 
+CLOCK: Final = "swansong_clock."
+"""What the names of our own Parameters begin with, which count updates and are no part of the state."""
+
 # Types that NumPy lacks travel as bytes, which is a copy.
 _CARRIED: Final = {"bfloat16": mstype.bfloat16}
 
 
 def named_state(network: nn.Cell) -> dict[str, Any]:
     """Every Parameter of `network` by its name, and every buffer by `BUFFER` and its place, in their order.
+
+    Clocks are left out.
 
     Raises UnrepresentableError for two Parameters of one name, NotSupportedError for hash tables, for
     Parameters that are cached elsewhere, and for names that begin as a buffer's key does.
@@ -40,6 +45,8 @@ def named_state(network: nn.Cell) -> dict[str, Any]:
                 f"parameter {parameter.name!r}: hash tables (MapParameter) and Parameters in a "
                 "server's cache are not supported"
             )
+        if parameter.name.startswith(CLOCK):
+            continue
         if parameter.name.startswith(BUFFER):
             raise NotSupportedError(f"parameter {parameter.name!r}: {BUFFER!r} begins the names of buffers")
         if found.setdefault(parameter.name, parameter) is not parameter:

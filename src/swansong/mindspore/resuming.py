@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +16,20 @@ from swansong.errors import ConfigError, SwansongWarning
 from swansong.mindspore.agreement import agreed, warn_of_other_series
 from swansong.mindspore.content import RunRecord, trained_part
 from swansong.mindspore.destination import checked_directory
-from swansong.mindspore.loading import checked_key, checked_mode, not_fitting, searched
+from swansong.mindspore.loading import checked_key, checked_mode, checked_path, not_fitting, searched
 from swansong.mindspore.parameters import fill, mismatches, named_state
 from swansong.mindspore.position import ResumePoint, Resumption
 from swansong.mindspore.ranks import Ranks
 from swansong.mindspore.seeds import Seeds, gathered_seeds
 from swansong.store import naming
+from swansong.store.files import Files
 from swansong.store.manifest import Manifest
 from swansong.store.opening import Checkpoint, open_checkpoint
+from swansong.store.workspace import Workspace
 
+_PATIENCE_S: Final = 120.0
+"""How long a save of the job before is waited for."""
+_POLL_S: Final = 0.1
 _SEEDS: Final = ("mindspore.set_seed", "mindspore.dataset.config.set_seed")
 
 
@@ -60,7 +66,8 @@ def resume(
     A new process is best: after an exception inside a network, PyNative mode runs networks twice per step.
 
     All ranks must call it; they take the newest that verifies on every one of them. Checkpoints that a fault
-    left in `ttp_directory` count. Damaged ones are passed over with a SwansongWarning that names them.
+    left in `ttp_directory` count; one that is still being saved is waited for. Damaged ones are passed over
+    with a SwansongWarning that names them.
 
     With an empty series, returns step 0 and path None. If there are checkpoints but none can be used, raises
     DamagedError or, if no manifest vouches for any, NotCommittedError, unless `allow_fresh`.
@@ -70,9 +77,9 @@ def resume(
     the checkpoint does not fit the network, or if another rank failed.
     """
     where = checked_directory(directory)
-    series = naming.checked_prefix(prefix)
     key, mode = checked_key(dec_key), checked_mode(dec_mode)
-    network, ranks = model.train_network, Ranks.current()
+    series, network, ranks = naming.checked_prefix(prefix), model.train_network, Ranks.current()
+    _await_incident(ttp_directory)
     found = agreed(ranks, searched(where, ttp_directory), series, key, allow_fresh=allow_fresh)
     if found is None or found.manifest is None:
         if (earlier := Resumption.pending(network)) is not None:
@@ -90,7 +97,7 @@ def resume(
                     f"{found.path}: the data cannot go on in the order they were in: {'; '.join(reasons)}. "
                     "With allow_reshuffle=True training goes on all the same, not exactly"
                 )
-            restore(network, checkpoint)
+            restore(network, checkpoint, ranks.rank)
             return per_epoch
 
     per_epoch = ranks.together(load)
@@ -126,12 +133,12 @@ def reshuffled(record: RunRecord | None, now: tuple[Seeds, ...], per_epoch: int)
     return reasons
 
 
-def restore(network: nn.Cell, checkpoint: Checkpoint) -> None:
-    """Fill every Parameter and buffer of a train network; nothing is changed if they do not fit exactly.
+def restore(network: nn.Cell, checkpoint: Checkpoint, rank: int = 0) -> None:
+    """Fill every Parameter and buffer of a rank's train network; nothing is changed if they do not fit.
 
     Raises LoadError that lists what is missing, left over, or of another type or shape; DamagedError.
     """
-    state, part = named_state(network), trained_part(checkpoint)
+    state, part = named_state(network), trained_part(checkpoint, rank)
     wrong = [f"{name}: not in the checkpoint" for name in state if name not in part]
     wrong += [f"{name}: not in the network" for name in part if name not in state]
     wrong += mismatches(state, part)
@@ -139,6 +146,23 @@ def restore(network: nn.Cell, checkpoint: Checkpoint) -> None:
         raise not_fitting(checkpoint.path, wrong)
     for name, stored in part.items():
         fill(state[name], stored.read())
+
+
+def _await_incident(directory: str | Path | None) -> None:
+    """Wait for what the job before may still be saving: its controller outlives it."""
+    if directory is None:
+        return
+    space, deadline = Workspace(checked_path(directory), Files()), time.monotonic() + _PATIENCE_S
+    while space.busy:
+        if time.monotonic() >= deadline:
+            warnings.warn(
+                f"{directory}: something is still being saved there after {_PATIENCE_S:g} s; it will not be "
+                "resumed from",
+                SwansongWarning,
+                stacklevel=3,
+            )
+            return
+        time.sleep(_POLL_S)
 
 
 def random_operations(dataset: Any) -> list[str]:

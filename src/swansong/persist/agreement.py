@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,8 @@ class Start:
     """0: no limit."""
     patience_s: float
     """How long rank 0 is waited for."""
+    await_former: Callable[[], object]
+    """Waits for the controller of an earlier start, whose checkpoint is to be found. Called on rank 0."""
 
 
 def agree(start: Start, files: Files, *, resuming: bool, allow_fresh: bool) -> JobFacts:
@@ -41,25 +44,37 @@ def agree(start: Start, files: Files, *, resuming: bool, allow_fresh: bool) -> J
     UnreachableError if rank 0 said nothing in time, LoadError if it cannot begin, ConfigError if the ranks
     do not agree, OSError.
     """
-    facts = _decide(start, files, resuming, allow_fresh) if start.rank == 0 else _learn(start, resuming)
-    if facts.crash_loop is not None:
-        raise facts.crash_loop.error()
-    return facts
-
-
-def _learn(start: Start, resuming: bool) -> JobFacts:
-    facts = job.learn(start.directory, start.incarnation, timeout_s=start.patience_s)
-    if facts.world_size != start.world_size:
-        raise ConfigError(f"world_size: rank 0 has {facts.world_size}, this rank {start.world_size}")
+    facts = agree_on(start, files, lambda: _found(start, files, resuming, allow_fresh))
     if facts.checkpoint is not None and not resuming:
         raise ConfigError("resume: rank 0 called it, so every rank must, before anything else")
     return facts
 
 
-def _decide(start: Start, files: Files, resuming: bool, allow_fresh: bool) -> JobFacts:
+def agree_on(start: Start, files: Files, find: Callable[[], JobFacts]) -> JobFacts:
+    """What rank 0 finds, for all ranks. Each rank calls it; `find` is called on rank 0.
+
+    Raises what `find` raises, CrashLoopError, UnreachableError if rank 0 said nothing in time, LoadError if
+    it cannot begin, ConfigError for another world size, OSError.
+    """
+    facts = _decide(start, files, find) if start.rank == 0 else _learn(start)
+    if facts.crash_loop is not None:
+        raise facts.crash_loop.error()
+    return facts
+
+
+def _learn(start: Start) -> JobFacts:
+    facts = job.learn(start.directory, start.incarnation, timeout_s=start.patience_s)
+    if facts.world_size != start.world_size:
+        raise ConfigError(f"world_size: rank 0 has {facts.world_size}, this rank {start.world_size}")
+    return facts
+
+
+def _decide(start: Start, files: Files, find: Callable[[], JobFacts]) -> JobFacts:
     Workspace(start.directory, files).prepare()
     try:
-        facts = _found(start, files, resuming, allow_fresh)
+        if start.controlled:
+            start.await_former()
+        facts = find()
         if start.controlled:
             job_token(start.directory, os.environ, create=True)  # before the others look for it
     except (SwansongError, OSError) as error:

@@ -4,8 +4,8 @@ Three sorts, each with a rule of its own for a checkpoint of step N:
 
 - **own**: a rank's own objects (generators, its position). From its record of N, or else from the provisional
   one, which was taken when the rank had done everything random in step N.
-- **shared**: objects that are the same on all ranks (schedulers, counters). From any rank that reached the
-  boundary of N.
+- **shared**: objects that are the same on all ranks (schedulers, counters), with the tensors in them. From
+  any rank that reached the boundary of N, or else the one before.
 - **tensors**: one name everywhere, but each rank's own values (batch-norm statistics). Rank 0's count, from
   either of its records of N; another rank's stand in only if it has none.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -24,7 +24,7 @@ import numpy as np
 
 from swansong.errors import MalformedError
 from swansong.state.dtypes import DTYPES
-from swansong.state.leaves import Json
+from swansong.state.leaves import Json, encode_leaf
 from swansong.state.tensors import HostTensor
 
 
@@ -42,10 +42,19 @@ class BoundaryState(msgspec.Struct, frozen=True, array_like=True):
     """What one rank records at a boundary, or, provisionally, before it."""
 
     own: Any = None
-    """A skeleton of `state.tree` without tensors."""
+    """A skeleton of `state.tree` without tensors, in which bytes may also stand for themselves: they are the
+    most of it, and text is made of them only for a checkpoint."""
     shared: Any = None
-    """Likewise."""
+    """Such a skeleton, without bytes."""
     tensors: tuple[BoundaryTensor, ...] = ()
+    shared_tensors: tuple[BoundaryTensor, ...] = ()
+    """Those that `shared` names."""
+    shared_step: int | None = None
+    """Of `shared` in a provisional record, which has it from the boundary before. See `best`."""
+
+    def host_tensors(self) -> dict[str, HostTensor]:
+        """All tensors by name. Raises MalformedError."""
+        return {one.name: unpacked(one) for one in (*self.tensors, *self.shared_tensors)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +67,10 @@ class Record:
     payload: bytes
 
     def state(self) -> BoundaryState | None:
-        """Unpack it; None if it is malformed, as only a stranger's can be."""
+        """Unpack it, bytes as a skeleton has them; None if it is malformed, as only a stranger's can be."""
         try:
-            return msgspec.msgpack.decode(self.payload, type=BoundaryState)
+            state = msgspec.msgpack.decode(self.payload, type=BoundaryState)
+            return msgspec.structs.replace(state, own=_with_text(state.own))
         except (msgspec.MsgspecError, RecursionError):
             return None
 
@@ -89,45 +99,108 @@ def pack(state: BoundaryState) -> bytes:
     return msgspec.msgpack.encode(state)
 
 
+def _with_text(node: Any) -> Json:
+    """A skeleton with its bytes in the form that `state.tree` gives them."""
+    if type(node) is bytes:
+        return encode_leaf(node)
+    if type(node) is list:
+        return [_with_text(item) for item in node]
+    if type(node) is dict:
+        return {key: _with_text(item) for key, item in node.items()}
+    return node  # type: ignore[no-any-return]
+
+
 def best(records: Iterable[Record], step: int) -> Record | None:
-    """The record that says most of a step: its boundary's, the provisional one, or the newest before it."""
+    """The record of a rank that says most of a step: its boundary's, the provisional one, or an older one.
+
+    The provisional one is given what it has not itself, what is shared, from the boundary before it.
+    """
     able = [
         record
         for record in records
         if record.step <= step and not (record.provisional and record.step < step)
     ]
-    return max(able, key=lambda record: (record.step, not record.provisional), default=None)
+    found = max(able, key=lambda record: (record.step, not record.provisional), default=None)
+    if found is None or not found.provisional:
+        return found
+    boundaries = (record for record in able if not record.provisional)
+    before = max(boundaries, key=lambda record: record.step, default=None)
+    return found if before is None else _completed(found, before)
+
+
+def _completed(provisional: Record, before: Record) -> Record:
+    state, earlier = provisional.state(), before.state()
+    if state is None or earlier is None or state.shared is not None:
+        return provisional
+    whole = msgspec.structs.replace(
+        state, shared=earlier.shared, shared_tensors=earlier.shared_tensors, shared_step=before.step
+    )
+    return replace(provisional, payload=pack(whole))
+
+
+def trimmed(records: Mapping[int, Record], step: int, *, tensors: bool = True) -> dict[int, Record]:
+    """Records of several ranks, best of a step, with those tensors only that can count.
+
+    `tensors` False: only those of shared objects.
+    """
+    states = _states(records)
+    exact = [rank for rank, record in records.items() if record.step == step]
+    gives = min(exact or records, default=None) if tensors else None
+    gives_shared = _gives_shared(states)
+    kept = dict(records)
+    for rank, (record, state) in states.items():
+        less = msgspec.structs.replace(
+            state,
+            tensors=state.tensors if rank == gives else (),
+            shared_tensors=state.shared_tensors if rank == gives_shared else (),
+        )
+        if less != state:
+            kept[rank] = replace(record, payload=pack(less))
+    return kept
 
 
 def assemble(records: Mapping[int, Record], *, world_size: int, step: int) -> Assembled:
     """Put together what a checkpoint of `step` gets of each rank's best record."""
-    states: dict[int, tuple[Record, BoundaryState]] = {}
-    for rank, record in sorted(records.items()):
-        state = record.state() if rank < world_size else None
-        if state is not None:
-            states[rank] = record, state
-    reached = [record.step for record, _ in states.values() if not record.provisional]
+    states = _states({rank: record for rank, record in records.items() if rank < world_size})
     inexact = list(_own_inexact(states, world_size, step))
-    shared, reason = _shared(states, step)
+    shared, shared_tensors, reason = _shared(states, step)
     if reason:
         inexact.append({"what": "shared objects", "reason": reason})
-    tensors, reason = _tensors(states, step)
+    tensors, reason = _tensors(states, step, 0)
     if reason:
-        inexact.append({"what": "boundary tensors", "reason": reason})
+        inexact.append({"what": TENSORS, "reason": reason})
     return Assembled(
-        boundary_step=max(reached, default=None),
+        boundary_step=max(_boundaries(states).values(), default=None),
         shared=shared,
         own={rank: state.own for rank, (_, state) in states.items() if state.own is not None},
-        tensors=tensors,
+        tensors=tensors | shared_tensors,
         inexact=tuple(inexact),
     )
 
 
+TENSORS: Final = "boundary tensors"
+"""What they are called where they are inexact."""
 _NAMED: Final = 8
 """Ranks with the same trouble that are listed one by one."""
 
 
 _States: TypeAlias = Mapping[int, tuple[Record, BoundaryState]]
+
+
+def _states(records: Mapping[int, Record]) -> _States:
+    """Those that are not malformed, by rank."""
+    found = ((rank, record, record.state()) for rank, record in sorted(records.items()))
+    return {rank: (record, state) for rank, record, state in found if state is not None}
+
+
+def tensors(
+    records: Mapping[int, Record], step: int, *, authority: int = 0
+) -> tuple[dict[str, HostTensor], str]:
+    """The boundary tensors that a checkpoint of `step` gets, and why they are inexact, if they are.
+
+    `authority` is the rank whose tensors are exact: the lowest that there can be.
+    """
+    return _tensors(_states(records), step, authority)
 
 
 def _own_inexact(states: _States, world_size: int, step: int) -> Iterable[Mapping[str, Any]]:
@@ -144,20 +217,38 @@ def _own_inexact(states: _States, world_size: int, step: int) -> Iterable[Mappin
         yield {"what": "objects", "reason": f"and those of {more} more ranks likewise"}
 
 
-def _shared(states: _States, step: int) -> tuple[Json, str]:
-    """The shared objects, and why they are inexact, if they are."""
-    at_boundary = [(record.step, -rank) for rank, (record, _) in states.items() if not record.provisional]
-    if not at_boundary:
+def _boundaries(states: _States) -> dict[int, int]:
+    """Rank -> the last boundary of which its record tells."""
+    found = {
+        rank: state.shared_step if record.provisional else record.step
+        for rank, (record, state) in states.items()
+    }
+    return {rank: step for rank, step in found.items() if step is not None}
+
+
+def _gives_shared(states: _States) -> int | None:
+    """The rank whose shared objects count: the lowest of those that came to the newest boundary."""
+    boundaries = _boundaries(states)
+    return max(boundaries, key=lambda rank: (boundaries[rank], -rank), default=None)
+
+
+def _shared(states: _States, step: int) -> tuple[Json, dict[str, HostTensor], str]:
+    """The shared objects, their tensors, and why they are inexact, if they are."""
+    rank = _gives_shared(states)
+    if rank is None:
         said = any(state.shared is not None for _, state in states.values())
-        return None, "no rank's record of a boundary could be read" if said else ""
-    newest, rank = max(at_boundary)
-    shared: Json = states[-rank][1].shared
-    if newest == step or shared is None:
-        return shared, ""
-    return shared, f"no rank reached the boundary of step {step}; they are of step {newest}"
+        return None, {}, "no rank's record of a boundary could be read" if said else ""
+    newest, state = _boundaries(states)[rank], states[rank][1]
+    try:
+        tensors = {one.name: unpacked(one) for one in state.shared_tensors}
+    except MalformedError as error:
+        return None, {}, f"those of rank {rank} are malformed: {error}"
+    if newest == step or state.shared is None:
+        return state.shared, tensors, ""
+    return state.shared, tensors, f"no rank reached the boundary of step {step}; they are of step {newest}"
 
 
-def _tensors(states: _States, step: int) -> tuple[dict[str, HostTensor], str]:
+def _tensors(states: _States, step: int, authority: int) -> tuple[dict[str, HostTensor], str]:
     """The boundary tensors, and why they are inexact, if they are."""
     if not any(state.tensors for _, state in states.values()):
         return {}, ""
@@ -165,17 +256,18 @@ def _tensors(states: _States, step: int) -> tuple[dict[str, HostTensor], str]:
     rank = min(exact) if exact else min(states, key=lambda rank: (-states[rank][0].step, rank))
     record, state = states[rank]
     try:
-        tensors = {one.name: _unpacked(one) for one in state.tensors}
+        tensors = {one.name: unpacked(one) for one in state.tensors}
     except MalformedError as error:
         return {}, f"those of rank {rank} are malformed: {error}"
     if record.step != step:
         return tensors, f"no rank has any of step {step}; they are rank {rank}'s of step {record.step}"
-    if rank != 0:
-        return tensors, f"rank 0 has no record of step {step}; they are rank {rank}'s"
+    if rank != authority:
+        return tensors, f"rank {authority} has no record of step {step}; they are rank {rank}'s"
     return tensors, ""
 
 
-def _unpacked(tensor: BoundaryTensor) -> HostTensor:
+def unpacked(tensor: BoundaryTensor) -> HostTensor:
+    """The tensor, on the bytes that were copied. Raises MalformedError."""
     dtype, least = DTYPES.get(tensor.dtype), min(tensor.shape, default=0)
     if dtype is None or least < 0 or math.prod(tensor.shape) * dtype.itemsize != len(tensor.data):
         what = f"tensor {tensor.name!r}: {tensor.dtype} {list(tensor.shape)} of {len(tensor.data)} bytes"

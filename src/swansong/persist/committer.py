@@ -14,8 +14,10 @@ from swansong.engine.recorders import HostRecorders
 from swansong.engine.storekeeper import StoreCalls
 from swansong.errors import LoadError, SaveError
 from swansong.persist import places
-from swansong.persist.boundary import Assembled, assemble
+from swansong.persist.boundary import TENSORS, Assembled, assemble
 from swansong.persist.incidents import document
+from swansong.persist.loading import structures, structures_in
+from swansong.persist.rank_files import RankFiles
 from swansong.persist.records import from_objects, recorded_on
 from swansong.protocol import messages as m
 from swansong.protocol.messages import FaultKind
@@ -49,11 +51,21 @@ class Committer:
     """The store's side of a controller. All calls come from one thread."""
 
     def __init__(
-        self, series: Series, host: HostRecorders, *, world_size: int, key: Key | None, resume_command: str
+        self,
+        series: Series,
+        host: HostRecorders,
+        *,
+        world_size: int,
+        key: Key | None,
+        resume_command: str,
+        rank_files: RankFiles | None = None,
     ) -> None:
-        """`host` has the records of ranks on this host; `resume_command`, told in reports, starts the job."""
+        """`host` has the records of ranks on this host; `resume_command`, told in reports, starts the job.
+
+        `rank_files` says how a checkpoint lies on disk; None: as a native directory.
+        """
         self._series, self._host, self._world_size, self._key = series, host, world_size, key
-        self._resume_command = resume_command
+        self._resume_command, self._rank_files = resume_command, rank_files
         self._open: dict[str, _Open] = {}
 
     @property
@@ -114,16 +126,19 @@ class Committer:
         wanted = {PartId(GENERATION, attempt, rank): set(keys) for attempt, rank, keys in order.parts}
         taken = parts.read_parts(staged, wanted, key=self._key)
         gathered = self._gathered(taken, order.step)
+        files = self._rank_files
         if gathered.tensors:
             taken += self._add_part(staged, gathered.tensors, order)
+        point = Point(step=order.step, boundary_step=gathered.boundary_step, world_size=self._world_size)
         return parts.commit_parts(
             staged,
             taken,
-            Point(step=order.step, boundary_step=gathered.boundary_step, world_size=self._world_size),
+            point if files is None else files.point(point),
             kind=_KINDS.get(order.cause, "fault"),
-            seq=self._series.draw(),
+            seq=self._series.draw() if files is None else files.draw(self._series),
             key=self._key,
             objects=_objects(gathered, order, taken),
+            names=None if files is None else files.file_names(order.step),
         ).path
 
     def _gathered(self, taken: Sequence[Taken], step: int) -> Assembled:
@@ -131,7 +146,12 @@ class Committer:
         records = recorded_on(self._host, step)
         for one in taken:
             records |= from_objects(one.part.objects)
-        return assemble(records, world_size=self._world_size, step=step)
+        gathered = assemble(records, world_size=self._world_size, step=step)
+        if self._rank_files is None:
+            return gathered
+        # They are in the savers' files, which say what of them is inexact.
+        exact = tuple(entry for entry in gathered.inexact if entry.get("what") != TENSORS)
+        return replace(gathered, tensors={}, inexact=exact)
 
     def _add_part(self, staged: Staged, tensors: Mapping[str, HostTensor], order: m.Commit) -> list[Taken]:
         """Write boundary tensors, as one more part."""
@@ -153,7 +173,10 @@ class Committer:
     def _free_name(self, step: int) -> str:
         number = 0
         while True:
-            name = naming.step_name(self._series.stem, step, number)
+            if self._rank_files is not None:
+                name = self._rank_files.name(step, number)
+            else:
+                name = naming.step_name(self._series.stem, step, number)
             if not os.path.lexists(self._series.directory / name):
                 return name
             number += 1
@@ -173,10 +196,14 @@ class Committer:
 
 def _objects(gathered: Assembled, order: m.Commit, taken: Sequence[Taken]) -> Objects:
     """What the manifest says besides tensors, in the form that single writers give it, too."""
+    taken_keys = {key for _, _, keys in order.parts for key in keys}
+    parts_states = [structures_in((one.part.objects or {}).get("state")) for one in taken]
+    states = {key: of for found in parts_states for key, of in found.items() if key in taken_keys}
     return Objects(
-        objects={"state": None, "extra": gathered.shared},
+        objects={"state": structures(states), "extra": gathered.shared},
         rank_objects={str(rank): {"state": None, "extra": own} for rank, own in gathered.own.items()},
         inexact=[entry for one in taken for entry in one.part.inexact]
         + [dict(entry) for entry in gathered.inexact],
         components=[{"key": key, "rank": rank} for _, rank, keys in order.parts for key in keys],
+        append_info=parts.first_appended(taken),
     )

@@ -142,6 +142,7 @@ class _Store:
             world_size=known.world_size,
             key=Key(bytes.fromhex(known.key)) if known.key is not None else None,
             resume_command=resume_command,
+            rank_files=series.rank_files,
         )
 
 

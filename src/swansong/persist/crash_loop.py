@@ -24,11 +24,8 @@ import msgspec
 
 from swansong.errors import CrashLoopError
 from swansong.persist import incidents, places
-from swansong.policy.checks import whole_number
 from swansong.protocol.messages import FaultKind
 
-DEFAULT_LIMIT: Final = 3
-"""How many ends in a row are enough."""
 LOOKED_AT: Final = 100
 """At least so many reports are looked at, the latest first; more only for a higher limit."""
 BYTES_READ: Final = 4 * incidents.SIZE_LIMIT
@@ -80,13 +77,6 @@ class CrashLoop(msgspec.Struct, frozen=True, kw_only=True):
             step=self.step,
             reports=self.reports,
         )
-
-
-def checked_limit(limit: object) -> int:
-    """`crash_loop_limit` as a number, 0 for None. Raises ConfigError."""
-    if limit is None:
-        return 0
-    return whole_number("crash_loop_limit", limit, least=0, wanted="a whole number of at least 0, or None")
 
 
 def look_for(directory: Path, stem: str, *, step: int, limit: int) -> CrashLoop | None:

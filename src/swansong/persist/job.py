@@ -20,6 +20,7 @@ import msgspec
 from swansong.errors import ConfigError, LoadError, MalformedError, UnreachableError
 from swansong.persist import places
 from swansong.persist.crash_loop import CrashLoop
+from swansong.persist.rank_files import RankFiles
 from swansong.protocol.handshake import INCARNATION
 from swansong.store.checkpoint import new_id, short
 from swansong.store.files import Files
@@ -42,6 +43,8 @@ class SeriesFacts(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     parent: str | None
     floor: int
+    rank_files: RankFiles | None = None
+    """How a fault's checkpoints lie on disk, if not as native directories."""
 
     @classmethod
     def of(cls, series: Series) -> SeriesFacts:

@@ -161,7 +161,7 @@ class Dialer:
         if not self._local or now < self._refused_since + turn:
             return
         if self._launcher is None:
-            self._complain("nobody listens there, and this rank cannot start a controller (see tls=)")
+            self._complain("nobody listens there, and this rank cannot start a controller (see ssl_context)")
             return
         with suppress(OSError):  # tried again, until the machine gives up
             self._launcher.start()

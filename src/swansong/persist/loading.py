@@ -10,9 +10,28 @@ import numpy as np
 
 from swansong.errors import LoadError
 from swansong.state import tree
+from swansong.state.leaves import Json
 from swansong.state.tensors import HostTensor
 from swansong.store.crypt import Key
 from swansong.store.opening import Checkpoint, open_checkpoint
+
+
+def structures(of: Mapping[str, Json]) -> Json:
+    """Component key -> structure, as a checkpoint's `objects.state`; None if none has any."""
+    given: list[Json] = [[key, skeleton] for key, skeleton in sorted(of.items()) if skeleton is not None]
+    return {"dict": given} if given else None
+
+
+def structures_in(state: Json) -> dict[str, Json]:
+    """What `structures` has put together; {} for what is nothing of the kind."""
+    pairs = state.get("dict") if isinstance(state, dict) else None
+    if not isinstance(pairs, list):
+        return {}
+    return {
+        pair[0]: pair[1]
+        for pair in pairs
+        if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)
+    }
 
 
 def described(holder: str, objects: Mapping[str, Any]) -> dict[str, Any]:

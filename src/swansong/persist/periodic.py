@@ -15,6 +15,38 @@ from swansong.store.crypt import Key
 from swansong.store.series import Series
 
 
+class Schedule:
+    """When checkpoints are due. The same on all ranks, unless the policy looks at the time."""
+
+    def __init__(self, policy: SavePolicy, start: int) -> None:
+        """`start` is the step at which the run begins."""
+        self.policy, self._start = policy, start
+        self._asked_step, self._asked_s = start, time.monotonic()
+
+    def due(self, step: int) -> bool:
+        """True if the policy wants this step, and no save of it was asked for."""
+        at = SavePoint(
+            step=step,
+            last_saved_step=self._asked_step,
+            now_s=time.monotonic(),
+            last_saved_s=self._asked_s,
+        )
+        return step != self._asked_step and self.policy.wants(at)
+
+    def asked(self, step: int) -> None:
+        """A save of this step begins."""
+        self._asked_step, self._asked_s = step, time.monotonic()
+
+    def wants_end(self, step: int) -> bool:
+        """True if the last step is to be saved at all, even if no save of it was due."""
+        return step != self._start and not isinstance(self.policy, Never)
+
+    @property
+    def last(self) -> int:
+        """The step of which a save was asked for last."""
+        return self._asked_step
+
+
 class Periodic:
     """Saves native directories named after their step, at once or in the background; prunes after each."""
 
@@ -31,34 +63,27 @@ class Periodic:
         on_error: OnError = "raise",
     ) -> None:
         """`start` is the step at which the run begins."""
-        self._series, self._save_policy, self._world_size = series, save_policy, world_size
+        self._series, self._world_size = series, world_size
         options = SaveOptions(container="directory", key=key)
         self._saver = Saver(
             series.space.files, keep_policy, options, background=background, on_error=on_error
         )
-        self._start = start
-        self._asked_step, self._asked_s = start, time.monotonic()
+        self._schedule = Schedule(save_policy, start)
 
     def due(self, step: int) -> bool:
         """True if the policy wants this step, and it is not saved, nor was to be."""
-        at = SavePoint(
-            step=step,
-            last_saved_step=self._asked_step,
-            now_s=time.monotonic(),
-            last_saved_s=self._asked_s,
-        )
-        return step != self._asked_step and self._save_policy.wants(at)
+        return self._schedule.due(step)
 
     def missing_at_end(self, step: int) -> bool:
         """True if the last step is yet to be saved; under a policy that never saves, it is not to be."""
-        return step not in (self._start, self._saver.step) and not isinstance(self._save_policy, Never)
+        return step != self._saver.step and self._schedule.wants_end(step)
 
     def save(self, content: Callable[[], Content], step: int, kind: Kind) -> None:
         """Save, or begin to, with nothing half-made visible, whatever happens.
 
         Raises SaveError, unless that is to be warned of, of this save or of the one in the background before.
         """
-        self._asked_step, self._asked_s = step, time.monotonic()
+        self._schedule.asked(step)
         name = naming.step_name(self._series.stem, step)
 
         def request() -> Request:

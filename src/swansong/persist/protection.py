@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import shlex
 import signal
 import ssl
 import threading
@@ -86,8 +87,7 @@ class Protection:
         """`components` are those that this rank holds; `records` are the boundaries that the loop reaches,
         written to `recorder` if there is one.
         """
-        self._settings, self._recorder = settings, recorder
-        self._swept = False
+        self._settings, self._recorder, self._swept = settings, recorder, False
         self.gate: Final = Gate(lease_s=settings.options.gate_lease_s)
         self.watchdog: Final = Watchdog(settings.stall, time.monotonic())
         self._release: m.Release | None = None
@@ -106,6 +106,7 @@ class Protection:
             directory=settings.directory,
             stem=settings.series.stem,
             key=settings.key,
+            rank_files=settings.series.rank_files,
             on_outcome=self._take_outcome,
             on_depart=self._over.set,
             say=self._notices.put,
@@ -254,12 +255,13 @@ class Protection:
         self._thread.post(m.LocalFault(self._rank.fault(FaultKind.SIGNALLED, f"{name} came")))
 
 
-def whereabouts(release: m.Release | None) -> str:
-    """What the exception that ended training is noted with."""
+def whereabouts(release: m.Release | None, directory: Path) -> str:
+    """What the exception that ended training is noted with, after its traceback."""
+    more = f"\nswansong: what happened, and how to go on: swansong incident {shlex.quote(str(directory))}"
     if release is not None and release.path:
-        return f"swansong: the state of step {release.step} is in {release.path}"
+        return f"swansong: the state of step {release.step} is in {release.path}{more}"
     reason = release.reason if release is not None else "the processor's thread has failed"
-    return f"swansong: nothing was saved: {reason}"
+    return f"swansong: nothing was saved: {reason}{more if release is not None and release.incident else ''}"
 
 
 def _speed_measured(settings: Settings) -> Callable[[], float]:

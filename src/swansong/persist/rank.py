@@ -6,7 +6,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,14 +20,16 @@ from swansong.engine.processor import StateMovedError
 from swansong.engine.recorders import HostRecorders
 from swansong.engine.samples import sampled_digest
 from swansong.engine.watchdog import Watchdog
-from swansong.errors import SaveError
+from swansong.errors import ClockNotReadableError, SaveError
 from swansong.persist import places
 from swansong.persist.committer import GENERATION
+from swansong.persist.loading import structures
+from swansong.persist.rank_files import RankFiles
 from swansong.persist.records import Records, as_objects, recorded_on
 from swansong.policy.cut import Held
 from swansong.protocol import messages as m
 from swansong.protocol.messages import Action, Fault, FaultKind
-from swansong.state.tensors import HostTensor
+from swansong.state.tree import Flat
 from swansong.store import parts
 from swansong.store.checkpoint import Content
 from swansong.store.crypt import Key
@@ -46,13 +49,14 @@ class LiveComponent:
     """For people."""
     clock: Clock
     """Its `key` is the component's."""
-    tensors: Callable[[], Mapping[str, HostTensor]]
-    """Shows the tensors in place; called in other threads than the one that trains."""
+    show: Callable[[], Flat]
+    """Shows the tensors in place, and the structure that they stand in (None: just their names); called in
+    other threads than the one that trains, too."""
 
     @property
     def nbytes(self) -> int:
         """Bytes that saving it writes."""
-        return sum(tensor.nbytes for tensor in self.tensors().values())
+        return sum(tensor.nbytes for tensor in self.show().tensors.values())
 
 
 class LiveRank:
@@ -70,6 +74,7 @@ class LiveRank:
         directory: Path,
         stem: str,
         key: Key | None,
+        rank_files: RankFiles | None = None,
         on_outcome: Callable[[m.Release], None],
         on_depart: Callable[[], None],
         say: Callable[[str], None],
@@ -79,7 +84,7 @@ class LiveRank:
         """
         self._rank, self._components, self._records, self._host = rank, components, records, host
         self._gate, self._watchdog = gate, watchdog
-        self._directory, self._stem, self._key = directory, stem, key
+        self._directory, self._stem, self._key, self._rank_files = directory, stem, key, rank_files
         self._on_outcome, self._on_depart, self._say = on_outcome, on_depart, say
         self._main = threading.get_ident()
         self._digests: dict[str, tuple[Reading, str]] = {}
@@ -105,11 +110,16 @@ class LiveRank:
 
     def read_state(self) -> m.StateRead:
         """See Rank."""
-        state = {component.clock.key: self._held(component) for component in self._components}
-        at_boundary = all(held.step == self._records.reached for held in state.values())
+        state: dict[str, Held] = {}
+        for component in self._components:
+            with suppress(ClockNotReadableError):  # it is said again, and again, until it is
+                state[component.clock.key] = self._held(component)
+        at_boundary = len(state) == len(self._components) and all(
+            held.step == self._records.reached for held in state.values()
+        )
         return m.StateRead(
             held=state,
-            settled=bool(self.ended) or at_boundary,
+            settled=at_boundary or (bool(self.ended) and len(state) == len(self._components)),
             boundary=self._records.last_step,
             main=self._doing(),
             stack=self._main_stack(),
@@ -133,7 +143,8 @@ class LiveRank:
             reading = component.clock.read()
             known = self._digests.get(component.clock.key)
             if known is None or known[0] != reading:
-                known = self._digests[component.clock.key] = reading, sampled_digest(component.tensors())
+                digest = sampled_digest(component.show().tensors)
+                known = self._digests[component.clock.key] = reading, digest
             return known[1]
 
         return held(component.clock, values)
@@ -168,6 +179,7 @@ class LiveRank:
                     raise StateMovedError(f"{component.label} is not at step {order.step} any more")
 
         confirm()
+        as_files = self._rank_files if chosen else None
         writer = Writer(Counted(progress, stopped))
         try:
             parts.write_part(
@@ -177,23 +189,30 @@ class LiveRank:
                 self._content(chosen, order.step),
                 PartId(GENERATION, order.attempt, self._rank),
                 key=self._key,
+                container="directory" if as_files is None else "ckpt",
+                mode="AES-GCM" if as_files is None else as_files.mode,
                 confirm=confirm,
             )
         finally:
             writer.close()
 
     def _content(self, components: list[LiveComponent], step: int) -> Content:
-        tensors: dict[str, HostTensor] = {}
-        names: dict[str, list[str]] = {}
-        for component in components:
-            shown = component.tensors()
-            tensors |= shown
-            names[component.clock.key] = list(shown)
+        shown = {component.clock.key: component.show() for component in components}
         records = recorded_on(self._host, step)
         own = self._records.best(step)
         if own is not None:
             records[self._rank] = own
-        return Content(tensors=tensors, components=names, objects=as_objects(records, step))
+        as_files = self._rank_files
+        content = Content(
+            tensors={name: tensor for flat in shown.values() for name, tensor in flat.tensors.items()},
+            aliases={alias: name for flat in shown.values() for alias, name in flat.aliases.items()},
+            components={key: list(flat.tensors) for key, flat in shown.items()},
+            skeleton=structures({key: flat.skeleton for key, flat in shown.items()}),
+            objects=as_objects(records, step, tensors=as_files is None),
+        )
+        if as_files is None or not components:
+            return content
+        return as_files.whole(content, records, step, self._rank)
 
     # -- how it ends ----------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ host read them. Whoever saves a part at a fault writes the best record of each r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from swansong.engine.recorder import Recorded, Recorder, RecorderOptions
 from swansong.engine.recorders import HostRecorders
 from swansong.errors import MalformedError, RecordError
 from swansong.persist import places
-from swansong.persist.boundary import BoundaryState, Record, best, pack
+from swansong.persist.boundary import BoundaryState, Record, best, pack, trimmed
 from swansong.state import tree
 
 FIELD: Final = "records"
@@ -118,17 +118,12 @@ def _records(recorded: Recorded) -> list[Record]:
     ]
 
 
-def as_objects(records: Mapping[int, Record], step: int) -> dict[str, Any]:
-    """Records as a part's objects. Of boundary tensors only those that can count are kept."""
-    exact = [rank for rank, record in records.items() if record.step == step]
-    authority = min(exact or records, default=None)
-    kept = {
-        rank: record if rank == authority else _without_tensors(record) for rank, record in records.items()
-    }
+def as_objects(records: Mapping[int, Record], step: int, *, tensors: bool = True) -> dict[str, Any]:
+    """Records as a part's objects. Of boundary tensors only those that can count are kept, if `tensors`."""
     return {
         FIELD: {
             rank: {"step": record.step, "provisional": record.provisional, "payload": record.payload}
-            for rank, record in kept.items()
+            for rank, record in trimmed(records, step, tensors=tensors).items()
         }
     }
 
@@ -141,10 +136,3 @@ def from_objects(objects: Mapping[str, Any] | None) -> dict[int, Record]:
         return msgspec.convert(found, type=dict[int, Record])
     except (MalformedError, msgspec.ValidationError):
         return {}
-
-
-def _without_tensors(record: Record) -> Record:
-    state = record.state()
-    if state is None or not state.tensors:
-        return record
-    return replace(record, payload=pack(BoundaryState(own=state.own, shared=state.shared)))

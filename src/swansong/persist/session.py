@@ -17,10 +17,11 @@ from pathlib import Path
 from swansong.config import CheckpointConfig
 from swansong.engine.address import Address
 from swansong.engine.clock import Gate, interrupted_by
+from swansong.engine.tls import client_tls
 from swansong.engine.token import job_token
 from swansong.errors import ConfigError, NotSupportedError, SwansongWarning, TrainingInterrupted
-from swansong.persist import job
-from swansong.persist.agreement import Start, agree
+from swansong.persist import former, job
+from swansong.persist.agreement import Start, agree, agree_on
 from swansong.persist.boundary import BoundaryState
 from swansong.persist.job import JobFacts
 from swansong.persist.periodic import Periodic
@@ -94,8 +95,16 @@ class Session:
 
     def agree(self, *, resuming: bool, allow_fresh: bool = False) -> JobFacts:
         """Find out, with the other ranks, where the run begins. Raises as `agreement.agree` does."""
+        return agree(self._start, self._files, resuming=resuming, allow_fresh=allow_fresh)
+
+    def agree_on(self, find: Callable[[], JobFacts]) -> JobFacts:
+        """The same, where `find` tells it to rank 0. Raises as `agreement.agree_on` does."""
+        return agree_on(self._start, self._files, find)
+
+    @property
+    def _start(self) -> Start:
         plan = self.plan
-        start = Start(
+        return Start(
             directory=plan.directory,
             prefix=plan.prefix,
             incarnation=plan.incarnation,
@@ -105,8 +114,24 @@ class Session:
             key=plan.key,
             crash_loop_limit=plan.options.crash_loop_limit or 0,
             patience_s=plan.options.protocol().register_timeout_s,
+            await_former=self._await_former,
         )
-        return agree(start, self._files, resuming=resuming, allow_fresh=allow_fresh)
+
+    def _await_former(self) -> None:
+        plan, options = self.plan, self.plan.options.protocol()
+        try:
+            token = job_token(plan.directory, os.environ, create=False)
+        except ConfigError:
+            return  # there was no earlier start
+        tls = client_tls(plan.options.ssl_context)
+        patience_s = options.commit_timeout_s + (options.budget_s or options.needed_timeout_s)
+        if plan.address is not None and not former.outlasted(
+            plan.address, token, plan.incarnation, tls, timeout_s=patience_s
+        ):
+            warn(
+                f"the controller of an earlier start still serves at {plan.address} after {patience_s:g} s; "
+                "what it may yet save will not be resumed from"
+            )
 
     def begin(
         self, facts: JobFacts, keys: Iterable[str], components: Callable[[Cells], tuple[LiveComponent, ...]]
@@ -171,18 +196,19 @@ class Session:
         """True if the state would be saved if something went wrong now; soon after all ranks have begun."""
         return self._protection is not None and self._protection.protected
 
-    def boundary(self, state: BoundaryState) -> None:
-        """A step is complete, and `state` is what goes with it. Saves if that is due.
+    def boundary(self, state: BoundaryState, *, due: bool | None = None, steps: int = 1) -> None:
+        """A step is complete (or several), and `state` is what goes with it. Saves if that is due.
 
-        Raises TrainingInterrupted once the job is to end, RecordTooLargeError, SaveError.
+        `due` says so where ranks must agree on it; None: by the policy. Raises TrainingInterrupted once the
+        job is to end, RecordTooLargeError, SaveError.
         """
-        self.step += 1
+        self.step += steps
         if self._protection is not None:
             self._records.add(self.step, state)
             self._protection.attend()
         if self._periodic is not None:
             self._periodic.poll()
-            if self._periodic.due(self.step):
+            if self._periodic.due(self.step) if due is None else due:
                 self._save(self._periodic, "periodic")
         if self._protection is not None:
             self._protection.note_step()
@@ -255,7 +281,7 @@ class Session:
             release = protection.finished()
         elif error is not None and not interrupted:
             release = protection.raised(error)
-            error.add_note(whereabouts(release))
+            error.add_note(whereabouts(release, self.plan.directory))
         protection.close(orderly=release is None)
         if release is None or not (well or interrupted):
             return

@@ -44,6 +44,8 @@ class Processor:
         self._retry_at, self._retry_s = now, _FIRST_RETRY_S
         self._linked = False
         """True from Connect until ConnectionEnded."""
+        self._registering = False
+        """True from Connected until that is answered, or the connection ends."""
         self._effects: list[ProcessorEffect] = []
 
     @property
@@ -84,7 +86,7 @@ class Processor:
         if self.mode is not Mode.CONNECTING:
             self._effects.append(m.Disconnect())  # given up meanwhile
             return
-        self._registered_fault = self._fault
+        self._registered_fault, self._registering = self._fault, True
         self._tell(
             m.Register(
                 member=self._member,
@@ -141,7 +143,7 @@ class Processor:
             return
         if not self._go(Got.WELCOME):
             return
-        self._generation = generation
+        self._generation, self._registering = generation, False
         self._retry_s = _FIRST_RETRY_S
         if self._world:
             self._go(Got.WORLD)
@@ -224,7 +226,7 @@ class Processor:
     # -- connections ----------------------------------------------------------------------------------
 
     def _ended(self, now: float) -> None:
-        self._linked = False
+        self._linked = self._registering = False
         if self.mode in (Mode.JOINED, Mode.TRAINING, Mode.FROZEN):
             self._go(Got.DISCONNECTED)
             self._without_since = now
@@ -292,6 +294,8 @@ class Processor:
         options = self._options
         soon = self._world or self._fault_stands
         gives_up = self._without_since + (options.lost_controller_s if soon else options.register_timeout_s)
+        if self._registering:  # the answer may be on its way, from a controller that counts on this rank
+            gives_up += options.reconnect_s
         if now >= gives_up:
             self._give_up("no controller could be reached")
             return None

@@ -35,10 +35,11 @@ def is_leaf(value: object) -> bool:
 
 def encode_leaf(value: Any) -> Json:
     """A leaf's JSON form."""
-    if isinstance(value, np.generic):
-        dtype = DTYPES[value.dtype.name]
-        return {"numpy": [dtype.name, np.asarray(value, dtype.carrier).tobytes().hex()]}
-    return _ENCODERS[type(value)](value)
+    encoder = _ENCODERS.get(type(value))
+    if encoder is not None:
+        return encoder(value)
+    dtype = DTYPES[value.dtype.name]
+    return {"numpy": [dtype.name, np.asarray(value, dtype.carrier).tobytes().hex()]}
 
 
 def is_key(key: object, depth: int = 0) -> bool:
@@ -108,6 +109,8 @@ def _encode_float(value: float) -> Json:
 
 
 def _encode_text(value: str) -> Json:
+    if value.isascii():
+        return value
     try:
         value.encode()
     except UnicodeEncodeError:

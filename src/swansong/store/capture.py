@@ -20,6 +20,7 @@ from swansong.state.tensors import HostTensor
 from swansong.store.checkpoint import Content
 
 _ALIGNMENT = 64
+_PLAIN = ("skeleton", "objects", "extra", "rank_objects", "inexact")
 _RUN = 16 * 1024 * 1024
 GENERATIONS = 2
 
@@ -48,7 +49,7 @@ class Staging:
             tensors, at = _place(content.tensors, memory, at, jobs)
             rest, at = _place(content.rest, memory, at, jobs)
             appended, at = _place(content.appended, memory, at, jobs)
-            others = {name: deepcopy(getattr(content, name)) for name in ("skeleton", "objects", "inexact")}
+            others = {name: deepcopy(getattr(content, name)) for name in _PLAIN}
             self._copy(jobs)
         except BaseException:
             self._free.release()

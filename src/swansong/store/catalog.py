@@ -88,7 +88,9 @@ def is_native(path: Path) -> bool:
     if (path / naming.MANIFEST).is_file():
         return True
     with suppress(OSError):
-        return any(naming.parse_data_file(entry.name) for entry in os.scandir(path))
+        names = [entry.name for entry in os.scandir(path)]
+        of_fault = naming.is_fault_name(path.name) and any(map(naming.is_rank_directory, names))
+        return of_fault or any(map(naming.parse_data_file, names))
     return False
 
 

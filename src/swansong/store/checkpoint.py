@@ -47,6 +47,8 @@ class Content:
     """Name -> (global shape, box), for tensors of which `tensors` holds a part."""
     components: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Parts only: component key -> names of its tensors, so that a committer can take some components."""
+    scope: str = ""
+    """Parts only: what the manifest puts before names, where other writers have others of the same names."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Further names of tied tensors -> the name in `tensors`."""
     rest: Mapping[str, HostTensor] = field(default_factory=dict)
@@ -55,6 +57,10 @@ class Content:
     """Structure of the state, as `state.tree.flatten` gives it; None if `tensors` is the state."""
     objects: Mapping[str, Any] = field(default_factory=dict)
     """Anything else: nested dictionaries, lists, numbers, strings, bytes."""
+    extra: Any = None
+    """`objects` as a skeleton of `state.tree` without tensors, instead of them."""
+    rank_objects: Mapping[int, Any] = field(default_factory=dict)
+    """Rank -> what only that rank has, as such a skeleton. Single writers only."""
     append_info: Mapping[str, int | float | bool | str | HostTensor] = field(default_factory=dict)
     """What the user appends; kept exactly in the manifest, as MindSpore encodes it in a .ckpt."""
     inexact: tuple[Mapping[str, Any], ...] = ()

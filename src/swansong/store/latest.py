@@ -67,8 +67,13 @@ def _scan(directory: Path) -> list[Found]:
 def _of_series(found: Found, series: str) -> bool:
     if found.manifest is not None:
         return found.manifest.series == series
-    position = naming.parse_position(found.name)  # its manifest is unreadable: the name is all there is
-    return position is not None and re.fullmatch(rf"{re.escape(series)}(_\d+)?", position.stem) is not None
+    if naming.is_fault_name(found.name):
+        return True  # of whichever series
+    # Its manifest is unreadable: the name is all there is.
+    stem, position = rf"{re.escape(series)}(_\d+)?", naming.parse_position(found.name)
+    if position is not None and re.fullmatch(stem, position.stem):
+        return True
+    return re.fullmatch(rf"{stem}-\d+(_\d+)?", found.name) is not None  # see `naming.step_name`
 
 
 def _newer(passed: list[tuple[Found, str]], than: Found) -> list[tuple[Found, str]]:

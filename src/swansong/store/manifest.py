@@ -59,7 +59,7 @@ _UNCOVERED: Final = 49
 _VERSION: Final = re.compile(r"swansong/(?P<major>[1-9]\d{0,8})(\.\d+)?", re.ASCII)
 
 _FileName = Annotated[
-    str, msgspec.Meta(pattern=rf"^({re.escape(naming.CONTROL)}/)?(?!\.{{1,2}}\Z)[^/\x00]+\Z")
+    str, msgspec.Meta(pattern=rf"^({re.escape(naming.CONTROL)}/|rank_[0-9]+/)?(?!\.{{1,2}}\Z)[^/\x00]+\Z")
 ]
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _PieceSize = Annotated[int, msgspec.Meta(ge=1, le=PIECE)]
@@ -70,8 +70,8 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One data file."""
 
     name: _FileName
-    """Relative to the directory that holds the checkpoint; for a native directory, to that one. Leads nowhere
-    else."""
+    """Relative to the directory that holds the checkpoint; for a native directory, to that one, or to a
+    directory `rank_{r}` in it. Leads nowhere else."""
     size: _Size
     """Stored bytes."""
     piece: _PieceSize
@@ -171,6 +171,8 @@ class Part(Document, frozen=True, kw_only=True):
     rank: int
     components: dict[str, list[str]] = {}
     """Component key -> names of its tensors, for a committer that takes some components of a part."""
+    append_info: Any = None
+    """What its .ckpt has besides tensors."""
 
 
 class _Version(msgspec.Struct):

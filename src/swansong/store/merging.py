@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -13,6 +13,16 @@ from swansong.store import naming
 from swansong.store.checkpoint import short
 from swansong.store.manifest import Chunk, FileRecord, Part, TensorRecord
 from swansong.store.placement import boxes_problem
+
+FileNames = Callable[[int, int, str], str]
+"""(rank, number of the file among that rank's, present name) -> final name, relative to the checkpoint."""
+
+
+def native_names(identity: str) -> FileNames:
+    """The names of a native directory's own data files."""
+    return lambda rank, number, present: naming.data_file(
+        rank, number, short(identity), sealed=present.endswith(naming.SEALED)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +55,8 @@ class Merged:
     renames: list[tuple[str, str]] = field(default_factory=list)
 
 
-def merge(taken: Sequence[Taken], identity: str) -> Merged | str:
-    """Put parts together for the checkpoint of that id; or say why they do not make one.
+def merge(taken: Sequence[Taken], names: FileNames) -> Merged | str:
+    """Put parts together, their files called as `names` says; or say why they do not make one checkpoint.
 
     They do if they agree on each tensor's type and shape, and if every element is there exactly once. Files
     of which nothing is taken are left out; numbers in names go on where a rank has several parts.
@@ -59,14 +69,14 @@ def merge(taken: Sequence[Taken], identity: str) -> Merged | str:
         part = one.part
         if missing := one.missing():
             return f"the part of rank {part.rank} lacks component {missing[0]}"
-        names = one.names()
-        used = sorted({chunk.file for name in names for chunk in part.tensors[name].chunks})
+        wanted = one.names()
+        used = sorted({chunk.file for name in wanted for chunk in part.tensors[name].chunks})
         places = {}
         for file in used:
             places[file] = len(merged.files)
-            _take_file(merged, part, file, numbers[part.rank], identity)
+            _take_file(merged, part, file, numbers[part.rank], names)
             numbers[part.rank] += 1
-        for name in names:
+        for name in wanted:
             tensor = part.tensors[name]
             known, rank = first.setdefault(name, (tensor, part.rank))
             if (known.dtype, known.shape) != (tensor.dtype, tensor.shape):
@@ -76,7 +86,7 @@ def merge(taken: Sequence[Taken], identity: str) -> Merged | str:
                 )
             moved = (replace(chunk, file=places[chunk.file]) for chunk in tensor.chunks)
             chunks.setdefault(name, []).extend(moved)
-        merged.aliases |= {alias: name for alias, name in part.aliases.items() if name in names}
+        merged.aliases |= {alias: name for alias, name in part.aliases.items() if name in wanted}
     for name, (tensor, _) in first.items():
         problem = boxes_problem(tensor.shape, chunks[name])
         if problem is not None:
@@ -85,9 +95,8 @@ def merge(taken: Sequence[Taken], identity: str) -> Merged | str:
     return merged
 
 
-def _take_file(merged: Merged, part: Part, file: int, number: int, identity: str) -> None:
+def _take_file(merged: Merged, part: Part, file: int, number: int, names: FileNames) -> None:
     record = part.files[file]
-    sealed = record.name.endswith(naming.SEALED)
-    name = naming.data_file(part.rank, number, short(identity), sealed=sealed)
+    name = names(part.rank, number, record.name)
     merged.renames.append((record.name, name))
     merged.files.append(replace(record, name=name))

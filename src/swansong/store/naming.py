@@ -11,6 +11,9 @@
 {name}/manifest.json                                manifest of a native directory
 {name}/c{part}-{number}-{id8}.safetensors[.sealed]  its data files
 part-{generation}-{attempt}-{rank}.json             what one of several writers contributed
+
+ttp_saved_checkpoints-{epoch}_{step_in_epoch}[_{n}]/                      left by a fault, for MindSpore
+    rank_{r}/iteration-{epoch}_{step_in_epoch}[_{n}].ckpt                 what rank r wrote of it
 """
 
 from __future__ import annotations
@@ -26,8 +29,11 @@ TEMPORARY: Final = "tmp"
 MANIFEST: Final = "manifest.json"
 LOCK: Final = ".lock"
 SEALED: Final = ".sealed"
-SINGLE_FILE_SUFFIXES: Final = (".ckpt", ".safetensors")
+CKPT: Final = ".ckpt"
+SINGLE_FILE_SUFFIXES: Final = (CKPT, ".safetensors")
 BREAKPOINT: Final = "_breakpoint"
+FAULT: Final = "ttp_saved_checkpoints"
+"""What the names of directories begin with that a fault leaves for MindSpore."""
 
 NAME_LIMIT: Final = 200
 """Bytes a checkpoint's name may have, so that every name derived from it fits into 255."""
@@ -35,7 +41,9 @@ NAME_LIMIT: Final = 200
 _SIDECAR: Final = re.compile(r"(?P<name>.+)\.(?P<id8>[0-9a-f]{8})\.json", re.DOTALL)
 _REST: Final = re.compile(r"(?P<name>.+)\.(?P<id8>[0-9a-f]{8})\.rest\.safetensors(\.sealed)?", re.DOTALL)
 _DATA: Final = re.compile(r"c\d+-\d{5,}-(?P<id8>[0-9a-f]{8})\.safetensors(\.sealed)?", re.ASCII)
-_STAGED: Final = re.compile(r"g\d+-a\d+-r\d+-\d{5,}\.safetensors(\.sealed)?", re.ASCII)
+_STAGED: Final = re.compile(r"g\d+-a\d+-r\d+-\d{5,}\.(safetensors(\.sealed)?|ckpt)", re.ASCII)
+_FAULT: Final = re.compile(r"ttp_saved_checkpoints-\d+_\d+(_\d+)?", re.ASCII)
+_RANK: Final = re.compile(r"rank_\d+", re.ASCII)
 _PART: Final = re.compile(r"part-(\d+)-(\d+)-(\d+)\.json", re.ASCII)
 _POSITION: Final = re.compile(
     r"(?P<stem>.*)-(?P<epoch>\d+)_(?P<step>\d+)(_breakpoint)?(\.(ckpt|safetensors))?", re.DOTALL | re.ASCII
@@ -136,6 +144,11 @@ def staged_data_file(generation: int, attempt: int, rank: int, number: int, *, s
     return f"g{generation}-a{attempt}-r{rank}-{number:05d}.safetensors{SEALED if sealed else ''}"
 
 
+def staged_ckpt(generation: int, attempt: int, rank: int) -> str:
+    """The same, where it is MindSpore's container: all that one writer gives is in one file."""
+    return f"g{generation}-a{attempt}-r{rank}-00000{CKPT}"
+
+
 def is_staged(entry: str) -> bool:
     """True for what several writers put into a directory that is not committed yet: data files and parts."""
     return _STAGED.fullmatch(entry) is not None or parse_part(entry) is not None
@@ -150,6 +163,32 @@ def parse_part(entry: str) -> tuple[int, int, int] | None:
     """(generation, attempt, rank) of a part record, or None."""
     match = _PART.fullmatch(entry)
     return (int(match[1]), int(match[2]), int(match[3])) if match else None
+
+
+def fault_name(epoch: int, step_in_epoch: int, number: int = 0) -> str:
+    """Name of the directory that a fault leaves for MindSpore; `number` as in `step_name`."""
+    return f"{FAULT}-{epoch}_{step_in_epoch}{f'_{number}' if number else ''}"
+
+
+def is_fault_name(name: str) -> bool:
+    """True for what `fault_name` makes."""
+    return _FAULT.fullmatch(name) is not None
+
+
+def rank_directory(rank: int) -> str:
+    """Where the files of one rank are, within such a directory."""
+    return f"rank_{rank}"
+
+
+def is_rank_directory(name: str) -> bool:
+    """True for what `rank_directory` makes."""
+    return _RANK.fullmatch(name) is not None
+
+
+def rank_file(rank: int, number: int, epoch: int, step_in_epoch: int) -> str:
+    """What a rank wrote, relative to such a directory; `number` counts its parts from 0."""
+    part = f"_{number}" if number else ""
+    return f"{rank_directory(rank)}/iteration-{epoch}_{step_in_epoch}{part}{CKPT}"
 
 
 def series_lock(series: str) -> str:

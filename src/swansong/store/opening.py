@@ -10,11 +10,9 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -35,7 +33,7 @@ from swansong.state import tree
 from swansong.state.boxes import Box
 from swansong.state.dtypes import DTYPES, DType
 from swansong.state.tensors import HostTensor
-from swansong.store import catalog, naming, placement, safetensors
+from swansong.store import catalog, members, naming, placement, safetensors
 from swansong.store import manifest as manifests
 from swansong.store.catalog import ATTEMPTS
 from swansong.store.checkpoint import Mode
@@ -100,7 +98,7 @@ class Checkpoint:
         self.append_info: dict[str, Any] = {}
         """What the user appended, tensors not included (those are entries)."""
         self.objects: dict[str, Any] = {}
-        """Whatever else the state consists of."""
+        """Whatever else the state consists of; in place of its tensors, which are among `entries`, those."""
         self._stack = stack
 
     def __enter__(self) -> Self:
@@ -140,7 +138,8 @@ class Checkpoint:
 def open_checkpoint(
     path: Path, *, key: Key | None = None, mode: Mode | None = None, verify: bool = True
 ) -> Checkpoint:
-    """Open the checkpoint at `path`, a single file or a native directory.
+    """Open the checkpoint at `path`: a single file, a native directory, or what one rank wrote of such a one
+    (`rank_{r}/...`), of which then only the tensors in that file are there.
 
     With `verify`, each byte is checked against its digest when it is read. `mode` matters only for
     an encrypted file without manifest; None means the mode that it says itself.
@@ -221,6 +220,9 @@ def _open(path: Path, stack: ExitStack, key: Key | None, mode: Mode | None, veri
         return _open_committed(path, path.parent, manifest, stack, key, verify, opened=data)
     if problem is not None:
         raise problem
+    part = members.enclosing(path, key)
+    if part is not None:
+        return _open_committed(path, path.parent.parent, part, stack, key, verify, opened=data)
     return _open_foreign(path, data, stack, key, mode, verify)
 
 
@@ -257,8 +259,8 @@ def _open_committed(
         if name in checkpoint.entries:
             checkpoint.entries[alias] = checkpoint.entries[name]
     objects = manifest.objects or {}
-    checkpoint.objects = _plain(objects.get("extra"), path)
-    checkpoint.append_info = _plain(manifest.append_info, path)
+    checkpoint.objects = _plain(objects.get("extra"), path, checkpoint.entries)
+    checkpoint.append_info = _plain(manifest.append_info, path, {})
     return checkpoint
 
 
@@ -282,7 +284,7 @@ def plain_source(
     salt = bytes.fromhex(record.salt) if record.salt else b""
     mac = PieceMac(key, salt) if key is not None and record.macs is not None else None
     if verify or mac is not None:  # who gives a key is never given what it does not authenticate
-        stored = Verified(data, record, names_in(manifest, index), mac)
+        stored = Verified(data, record, placement.names_in(manifest, index), mac)
     if record.scheme == "none":
         return stored
     if key is None:
@@ -299,30 +301,6 @@ def _plain_piece(record: FileRecord) -> int:
     if record.scheme == "none":
         return record.piece
     return SealedEncoding.plain_piece if record.scheme == "sealed" else MindSporeEncoding.plain_piece
-
-
-def names_in(manifest: Manifest, file: int) -> Callable[[int, int], list[str]]:
-    """A function that tells which tensors stand in a range of a file's stored bytes.
-
-    Exact for unencrypted files; for encrypted ones, whose plain and stored offsets differ by less than a
-    hundred bytes per 16 MiB, a neighbour may be named too.
-    """
-
-    @cache  # nobody asks unless something is damaged, and the list takes time
-    def spans() -> list[tuple[int, int, str]]:
-        return sorted(
-            (start, stop, name)
-            for name, tensor in manifest.tensors.items()
-            for chunk in tensor.chunks
-            if chunk.file == file
-            for start, stop in chunk.ranges
-        )
-
-    def names(start: int, stop: int) -> list[str]:
-        before = bisect_left(spans(), stop, key=lambda span: span[0])
-        return [name for _, end, name in spans()[:before] if end > start]
-
-    return names
 
 
 def _stored(name: str, tensor: TensorRecord, sources: list[Source]) -> StoredTensor:
@@ -385,10 +363,10 @@ def _mode_of(scheme: str, path: str) -> Mode:
     return modes[scheme]
 
 
-def _plain(skeleton: Any, path: Path) -> dict[str, Any]:
+def _plain(skeleton: Any, path: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
     if skeleton is None:
         return {}
-    value = tree.unflatten(skeleton, {})
+    value = tree.unflatten(skeleton, tensors)
     if not isinstance(value, dict):
         raise MalformedError(
             f"{path}: wanted a dictionary in the manifest, found {type(value).__name__}", path=str(path)

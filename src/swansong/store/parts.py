@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 
 from swansong.errors import SaveError, SwansongError, UnrepresentableError
 from swansong.store import catalog, clock, naming
-from swansong.store.checkpoint import Content, Kind, Point, Saved, new_id, short
+from swansong.store.checkpoint import Container, Content, Kind, Mode, Point, Saved, SaveOptions, new_id, short
 from swansong.store.clock import Clock, SystemClock
 from swansong.store.crypt import Key
 from swansong.store.files import Files
-from swansong.store.manifest import Part, decode_part, encode
-from swansong.store.merging import Taken, merge
+from swansong.store.manifest import FileRecord, Part, TensorRecord, decode_part, encode
+from swansong.store.merging import FileNames, Taken, merge, native_names
 from swansong.store.publishing import publish_directory
-from swansong.store.saving import manifest_of, objects_of, write_data
+from swansong.store.saving import append_info_of, manifest_of, objects_of, write_data, write_single
 from swansong.store.series import Series
 from swansong.store.sweeping import sweep_directory
 from swansong.store.writer import Writer, save_error
@@ -76,20 +76,22 @@ def write_part(
     part: PartId,
     *,
     key: Key | None = None,
+    container: Container = "directory",
+    mode: Mode = "AES-GCM",
     confirm: Callable[[], None] | None = None,
 ) -> None:
-    """Contribute `content` (whole tensors, or boxes of split ones) to the checkpoint put together in `place`.
+    """Contribute `content` to the checkpoint put together in `place`.
 
-    Durable when it returns. `confirm` is called when all data were read and are durable, before the record
-    exists; it raises if they are not of one step after all. Raises that, SaveError, UnrepresentableError
-    (`rest` and `append_info` belong to single writers); nothing of the part is then taken by a committer.
+    Whole tensors, or boxes of split ones, as safetensors files; with container "ckpt", whole tensors and
+    `append_info` as one file that MindSpore loads. Durable when it returns. `confirm` is called when all data
+    were read and are durable, before the record exists; it raises if they are not of one step after all.
+    Raises that, SaveError, UnrepresentableError (`rest` belongs to single writers, and `append_info` to
+    .ckpt files); nothing of the part is then taken by a committer.
     """
-    if content.rest or content.append_info:
-        raise UnrepresentableError(f"{place.name}: a part has neither `rest` nor `append_info`")
+    options, scope = SaveOptions(container=container, key=key, mode=mode), content.scope
     made: list[Path] = []
-    names = _fresh_names(place, part, made, sealed=key is not None)
     try:
-        files, tensors, _ = write_data(writer, place, content, names, key)
+        files, tensors = _write_files(place, writer, content, part, options, made)
         if confirm is not None:
             confirm()
         record = Part(
@@ -98,11 +100,14 @@ def write_part(
             attempt=part.attempt,
             rank=part.rank,
             files=files,
-            components={key: list(names) for key, names in content.components.items()},
-            tensors=tensors,
-            aliases=dict(content.aliases),
+            components={
+                component: [scope + name for name in names] for component, names in content.components.items()
+            },
+            tensors={scope + name: tensor for name, tensor in tensors.items()},
+            aliases={scope + alias: scope + name for alias, name in content.aliases.items()},
             objects=objects_of(content),
             inexact=[dict(entry) for entry in content.inexact],
+            append_info=append_info_of(content) if content.append_info else None,
         )
         writer.files.write_small(place / naming.part(*part), encode(record, key))
         writer.files.sync_directory(place)
@@ -113,10 +118,28 @@ def write_part(
         raise save_error(error, place / naming.part(*part), content.nbytes) from error
 
 
-def _fresh_names(place: Path, part: PartId, made: list[Path], *, sealed: bool) -> Iterator[str]:
-    """Names for a part's data files; `made` gets the paths of those that nobody has created yet."""
-    for number in itertools.count():
-        name = naming.staged_data_file(*part, number, sealed=sealed)
+def _write_files(
+    place: Path, writer: Writer, content: Content, part: PartId, options: SaveOptions, made: list[Path]
+) -> tuple[list[FileRecord], dict[str, TensorRecord]]:
+    """Write a part's data files; `made` gets the paths of those that nobody has created before."""
+    if content.rest or (content.append_info and options.container != "ckpt"):
+        raise UnrepresentableError(f"{place.name}: such a part has neither `rest` nor `append_info`")
+    if options.container != "ckpt":
+        numbered = (
+            naming.staged_data_file(*part, number, sealed=options.key is not None)
+            for number in itertools.count()
+        )
+        files, tensors, _ = write_data(writer, place, content, _noted(place, numbered, made), options.key)
+        return files, tensors
+    if content.boxes:
+        raise UnrepresentableError(f"{place.name}: a .ckpt holds whole tensors, these are split")
+    [name] = _noted(place, iter([naming.staged_ckpt(*part)]), made)
+    record, tensors = write_single(writer, place, name, content, options)
+    return [record], tensors
+
+
+def _noted(place: Path, names: Iterator[str], made: list[Path]) -> Iterator[str]:
+    for name in names:
         if not os.path.lexists(place / name):
             made.append(place / name)
         yield name
@@ -180,6 +203,7 @@ class Objects:
     rank_objects: dict[str, Any]
     inexact: list[dict[str, Any]]
     components: list[dict[str, Any]] = field(default_factory=list)
+    append_info: Any = None
 
 
 def own_objects(taken: Sequence[Taken]) -> Objects:
@@ -188,7 +212,13 @@ def own_objects(taken: Sequence[Taken]) -> Objects:
         objects=taken[0].part.objects if taken else None,
         rank_objects={str(one.part.rank): one.part.objects for one in taken},
         inexact=[entry for one in taken for entry in one.part.inexact],
+        append_info=first_appended(taken),
     )
+
+
+def first_appended(taken: Sequence[Taken]) -> Any:
+    """What the first part has besides tensors that has anything."""
+    return next((one.part.append_info for one in taken if one.part.append_info is not None), None)
 
 
 def commit_parts(
@@ -201,23 +231,25 @@ def commit_parts(
     key: Key | None = None,
     time: Clock | None = None,
     objects: Objects | None = None,
+    names: FileNames | None = None,
 ) -> Saved:
     """Make one checkpoint of parts that `read_parts` has read, durably.
 
-    `objects` goes with the tensors; None: as `own_objects` has it. Raises SaveError if a tensor is not
-    covered exactly once, or if parts contradict each other; nothing is visible then.
+    `objects` goes with the tensors; None: as `own_objects` has it. `names` says what its files are called;
+    None: as those of native directories are. With others an earlier checkpoint is not replaced. Raises
+    SaveError if a tensor is not covered exactly once, or if parts contradict each other; nothing is visible
+    then.
     """
     series, files = staging.series, staging.series.space.files
     target = series.directory / staging.name
-    merged = merge(taken, staging.id) if taken else "no parts were wanted"
+    merged = merge(taken, names or native_names(staging.id)) if taken else "no parts were wanted"
     if isinstance(merged, str):
         raise SaveError(f"{target}: not saved: {merged}", path=str(target))
     kept = objects if objects is not None else own_objects(taken)
     nbytes = sum(record.size for record in merged.files)
     try:
         _keep_only(files, staging.place, {old for old, _ in merged.renames})
-        for old, new in merged.renames:
-            files.rename(staging.place / old, staging.place / new)
+        _rename_all(files, staging.place, merged.renames)
         manifest = manifest_of(
             series,
             point,
@@ -234,6 +266,7 @@ def commit_parts(
             objects=kept.objects,
             rank_objects=kept.rank_objects,
             inexact=kept.inexact,
+            append_info=kept.append_info,
         )
         files.write_small(staging.place / naming.MANIFEST, encode(manifest, key))
         publish_directory(series.space, staging.place, target, [record.name for record in merged.files])
@@ -271,7 +304,9 @@ def _part_problem(staging: Staged, wanted: PartId, part: Part) -> str | None:
     if strangers := {name for names in part.components.values() for name in names} - part.tensors.keys():
         return f"its part counts {min(strangers)!r} to a component, but does not hold it"
     for number, record in enumerate(part.files):
-        if record.name != naming.staged_data_file(*wanted, number, sealed=record.scheme != "none"):
+        sealed = record.scheme != "none"
+        own = {naming.staged_data_file(*wanted, number, sealed=sealed), naming.staged_ckpt(*wanted)}
+        if record.name not in own or (record.name.endswith(naming.CKPT) and number > 0):
             return f"its part lists {record.name!r}, which is not its own"
         size = (staging.place / record.name).stat().st_size
         if size != record.size:
@@ -283,6 +318,17 @@ def _keep_only(files: Files, place: Path, names: set[str]) -> None:
     for path in list(place.iterdir()):
         if path.name not in names:
             files.remove_tree(path)
+
+
+def _rename_all(files: Files, place: Path, renames: Sequence[tuple[str, str]]) -> None:
+    """Give files their final names; directories that these lead into are made, and are durable."""
+    made = sorted({(place / new).parent for _, new in renames} - {place})
+    for directory in made:
+        files.make_directory(directory, 0o700)
+    for old, new in renames:
+        files.rename(place / old, place / new)
+    for directory in made:
+        files.sync_directory(directory)
 
 
 def _progress(place: Path) -> tuple[int, int, int]:

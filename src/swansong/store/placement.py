@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -75,6 +77,30 @@ def boxes_problem(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> str | None
     except ConfigError as error:
         return str(error)
     return None if covered.complete else covered.describe()
+
+
+def names_in(document: Document, file: int) -> Callable[[int, int], list[str]]:
+    """A function that tells which tensors stand in a range of a file's stored bytes.
+
+    Exact for unencrypted files; for encrypted ones, whose plain and stored offsets differ by less than a
+    hundred bytes per 16 MiB, a neighbour may be named too.
+    """
+
+    @cache  # nobody asks unless something is damaged, and the list takes time
+    def spans() -> list[tuple[int, int, str]]:
+        return sorted(
+            (start, stop, name)
+            for name, tensor in document.tensors.items()
+            for chunk in tensor.chunks
+            if chunk.file == file
+            for start, stop in chunk.ranges
+        )
+
+    def names(start: int, stop: int) -> list[str]:
+        before = bisect_left(spans(), stop, key=lambda span: span[0])
+        return [name for _, end, name in spans()[:before] if end > start]
+
+    return names
 
 
 def _problem(tensor: TensorRecord, sizes: Sequence[int]) -> str | None:

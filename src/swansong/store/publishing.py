@@ -16,7 +16,8 @@ def publish_directory(space: Workspace, place: Path, target: Path, data: list[st
     """Make a filled temporary directory (data files and manifest durable in content) exist as `target`.
 
     Under a new name the directory is renamed as a whole. Under an existing checkpoint's name the data files
-    move in first and the manifest replaces the old one last, which is the commit.
+    move in first and the manifest replaces the old one last, which is the commit. That takes names of data
+    files that no other checkpoint has, so SaveError if they lead into directories of their own.
     """
     files = space.files
     if not (target / naming.MANIFEST).exists():
@@ -31,6 +32,8 @@ def publish_directory(space: Workspace, place: Path, target: Path, data: list[st
             files.sync_directory(target.parent)
             return
     _refuse_strangers(target)
+    if any("/" in name for name in data):
+        raise SaveError(f"{target}: not saved: there is a checkpoint of this name", path=str(target))
     moved: list[Path] = []
     try:
         for name in data:

@@ -171,7 +171,10 @@ class Draft:
             tensors=tensors,
             aliases=dict(content.aliases),
             objects=objects_of(content),
-            append_info=plain_skeleton(_without_tensors(content.append_info), "append_info"),
+            rank_objects={
+                str(rank): {"state": None, "extra": own} for rank, own in content.rank_objects.items()
+            },
+            append_info=append_info_of(content),
             inexact=[dict(entry) for entry in content.inexact],
         )
 
@@ -244,6 +247,15 @@ def write_data(
     return records, tensors, direct
 
 
+def write_single(
+    writer: Writer, place: Path, name: str, content: Content, options: SaveOptions
+) -> tuple[FileRecord, dict[str, TensorRecord]]:
+    """Write all of a writer's tensors as one file into `place`, in the container of single files."""
+    layout = single_layout(content, options)
+    record, _ = write_file(writer, place / name, name, layout, single_protection(options))
+    return record, tensor_records({**content.tensors, **content.appended}, layout, 0)
+
+
 def single_layout(content: Content, options: SaveOptions) -> Layout:
     """The plain bytes of a single file."""
     if options.container == "ckpt":
@@ -302,7 +314,13 @@ def manifest_of(series: Series, point: Point, **fields: Any) -> Manifest:
 
 def objects_of(content: Content) -> dict[str, Any]:
     """The manifest's `objects`: the state's structure, and whatever else there is."""
-    return {"state": content.skeleton, "extra": plain_skeleton(content.objects, "objects")}
+    extra = plain_skeleton(content.objects, "objects") if content.extra is None else content.extra
+    return {"state": content.skeleton, "extra": extra}
+
+
+def append_info_of(content: Content) -> Any:
+    """The manifest's `append_info`."""
+    return plain_skeleton(_without_tensors(content.append_info), "append_info")
 
 
 def plain_skeleton(value: Any, where: str) -> Any:

@@ -16,11 +16,12 @@ from swansong.errors import (
     NotCommittedError,
     SwansongError,
 )
-from swansong.store import catalog, manifest
+from swansong.store import catalog, manifest, members
 from swansong.store.catalog import ATTEMPTS, Found
 from swansong.store.crypt import Key, PieceMac, Unsealed
 from swansong.store.manifest import FileRecord
-from swansong.store.opening import names_in, open_checkpoint, open_file
+from swansong.store.opening import open_checkpoint, open_file
+from swansong.store.placement import names_in
 from swansong.store.source import PlainFile
 from swansong.store.verified import Verified
 
@@ -69,13 +70,14 @@ class Report:
 def targets(path: Path) -> list[Found]:
     """What `verify` checks at `path`: a checkpoint, or all in a directory but incomplete ones, newest first.
 
-    Raises CheckpointNotFoundError if there is nothing, LoadError if it cannot be read.
+    A file of a directory stands for the whole of it. Raises CheckpointNotFoundError if there is nothing,
+    LoadError if it cannot be read.
     """
     try:
         if path.is_dir() and not catalog.is_native(path):
             found = [f for f in catalog.scan(path) if f.state != "incomplete"]
         else:
-            found = [catalog.find(path)]
+            found = [catalog.find(members.checkpoint_of(path))]
     except (FileNotFoundError, NotADirectoryError):
         found = []
     except OSError as error:

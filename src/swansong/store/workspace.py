@@ -71,6 +71,11 @@ class Workspace:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
+    @property
+    def busy(self) -> bool:
+        """True if something is being put together here."""
+        return any(self.in_progress(*reversed(path.name.split("-", 1))) for path in self.unfinished())
+
     def sweep(self) -> None:
         """Remove what dead saves left in the temporary directory, and nothing that a living one holds."""
         try:
