@@ -62,8 +62,10 @@ def _sound(world: World, rank: SimRank, controller: SimController, opened: float
         and rank.connection is not None
         and not rank.connection.broken
         and rank.connection.controller is controller
+        # One that comes back later may have counted as lost.
+        and rank.connection.made_at < opened
         and registered is not None
-        and registered <= opened  # one that comes back later may have counted as lost
+        and registered <= opened
         and world.touched.get(rank.number, -FOR_EVER) < opened - 20.0
         and rank.number not in world.store.full | world.store.hung
         and main.changed_at < answered_by

@@ -367,6 +367,8 @@ class Checks:
                 return fault.lasts < 15.0
             case Kind.STALL:
                 save_s = 1.5 * self.plan.save_s * max(map(len, self.plan.layout))
+                hung = sum(len(f.ranks) for f in self.plan.faults if f.kind is Kind.HANG_WRITER)
+                save_s += hung * options.idle_timeout_s  # gates are closed for as long
                 quick = max(fault.lasts, 1.1 * self.plan.stall_s + save_s) < 0.9 * self.plan.collective_s
                 return quick and options.stall_action == "save"
         return False
