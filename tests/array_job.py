@@ -35,8 +35,8 @@ QUICK: dict[str, Any] = {"exit_grace_s": 1.0, "freeze_timeout_s": 1.0, "settle_t
 T = TypeVar("T")
 
 
-def until(what: Callable[[], T]) -> T:
-    ends = time.monotonic() + PATIENCE_S
+def until(what: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
+    ends = time.monotonic() + patience_s
     while not (value := what()):
         assert time.monotonic() < ends, "it did not come to be"
         time.sleep(0.005)

@@ -213,6 +213,11 @@ class Session:
         if self._protection is not None:
             self._protection.note_step()
 
+    @property
+    def unsaved(self) -> bool:
+        """True on rank 0 if the policy wants the present step saved should training end here."""
+        return self._periodic is not None and self._periodic.missing_at_end(self.step)
+
     def provisional(self, state: BoundaryState) -> None:
         """What the next boundary will say of this rank, if all goes well."""
         if self._protection is not None:
@@ -257,7 +262,7 @@ class Session:
         the job again.
         """
         try:
-            if went_well(error) and self._periodic is not None and self._periodic.missing_at_end(self.step):
+            if went_well(error) and self._periodic is not None and self.unsaved:
                 self._save(self._periodic, "final")
                 self._periodic.wait()
         except BaseException as failure:

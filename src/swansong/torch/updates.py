@@ -1,0 +1,223 @@
+"""Seeing updates through the optimizers' own hooks: the gate before each, the clock around it.
+
+A step is one update of a component, whatever it is made of. The update begins with the first optimizer's
+pre-hook, which comes before its first write, and is over
+
+- when each optimizer has stepped as often as it ever did in a step before, and at least once: between two of
+  them the state is of no one step;
+- or at the boundary. If an optimizer steps once more than ever, the update goes on.
+
+`step(closure)`: the pre-hook comes before the closure's backward pass, so the update begins when the closure
+has returned for the first time. A step that a gradient scaler left out is an empty update at the boundary.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch.optim import Optimizer
+
+from swansong.engine.clock import Gate, UpdateClock
+from swansong.errors import ConfigError, SwansongWarning
+from swansong.torch.vote import Vote
+
+_MARK: Final = "_swansong_protected"
+_MANY: Final = 100
+"""Updates after which a loop without a single boundary is told of it."""
+
+
+class Updates:
+    """Hooks on the optimizers of one run, from `attach` to `detach`."""
+
+    def __init__(
+        self, optimizers: Mapping[str, Optimizer], scaler: Any = None, vote: Vote | None = None
+    ) -> None:
+        """`vote` is taken before each update. Raises ConfigError for an optimizer that another run has."""
+        self._optimizers, self._scaler, self._vote = dict(optimizers), scaler, vote
+        self._clock = UpdateClock("")
+        self._gate: Gate | None = None
+        self._begin: Callable[[], object] = lambda: None
+        self._handles: list[Any] = []
+        self._scaler_step: tuple[Any, Any] = (None, None)
+        """Ours, while it is in place of the scaler's own, and what it is in place of."""
+        self._usual = {id(optimizer): 1 for optimizer in self._optimizers.values()}
+        """How often each steps in a step, as far as is known."""
+        self._taken: Counter[int] = Counter()
+        """How often each has stepped in this one."""
+        self._empty = 0
+        """Of these, how often a scaler had it write nothing."""
+        self._inside = 0
+        """Optimizers that are inside their `step`: one may call another's."""
+        self._over = False
+        """The update is over, as far as is known."""
+        self._passed = False
+        """The step's update has passed the gate."""
+        self._attempted = False
+        """A scaler was asked for an update, and may have left it out."""
+        self._boundaries = 0
+        self.seen = 0
+        """Updates so far, by any optimizer, those that a scaler left out included."""
+        self._check_free()
+
+    def attach(self, begin: Callable[[], object]) -> None:
+        """See updates from now on. `begin` is called before the first that is seen. Raises ConfigError."""
+        self._check_free()
+        self._begin = begin
+        for optimizer in self._optimizers.values():
+            setattr(optimizer, _MARK, True)
+            self._handles.append(optimizer.register_step_pre_hook(self._before))
+            self._handles.append(optimizer.register_step_post_hook(self._after))
+        if self._scaler is not None:
+            self._scaler_step = self._watched(self._scaler.step), vars(self._scaler).get("step")
+            self._scaler.step = self._scaler_step[0]
+
+    def use(self, clock: UpdateClock, gate: Gate | None) -> None:
+        """The clock that counts, and the gate to pass; None: updates need not ask."""
+        self._clock, self._gate = clock, gate
+
+    def detach(self) -> None:
+        """Leave optimizers and scaler as they were. Again, or if not attached: nothing."""
+        if self._handles:
+            for optimizer in self._optimizers.values():
+                delattr(optimizer, _MARK)
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        ours, former = self._scaler_step
+        if ours is not None and vars(self._scaler).get("step") is ours:
+            del self._scaler.step
+            if former is not None:
+                self._scaler.step = former
+        self._scaler_step = (None, None)
+
+    @property
+    def pending(self) -> bool:
+        """True if the loop has updated, or has tried to, since the last boundary."""
+        return bool(self._taken) or self._attempted
+
+    def boundary(self) -> bool:
+        """The step is complete; True if its update was left out by a scaler. Passes the gate for that."""
+        if not self._taken:
+            self._pass()
+            self._clock.begin()
+        if not self._over:  # or an optimizer stepped less often, or its step raised, and the loop went on
+            self._clock.finish()
+        skipped = self._empty == self._taken.total()
+        self._usual = {key: max(usual, self._taken[key]) for key, usual in self._usual.items()}
+        self._taken.clear()
+        self._inside = self._empty = 0
+        self._over = self._passed = self._attempted = False
+        self._boundaries += 1
+        return skipped
+
+    # -- hooks ----------------------------------------------------------------------------------------
+
+    def _before(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
+        if closure is None:
+            self._enter(optimizer)
+            return None
+        later = self._after_first(optimizer, closure)
+        if len(args) > 1:
+            return (args[0], later, *args[2:]), kwargs
+        return args, kwargs | {"closure": later}
+
+    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._inside:  # its closure was never called
+            return
+        self._inside -= 1
+        self._empty += _wrote_nothing(optimizer)
+        if not self._inside and all(self._taken[key] >= usual for key, usual in self._usual.items()):
+            self._clock.finish()
+            self._over = True
+
+    def _after_first(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The closure, with the update beginning when it has returned for the first time."""
+        entered = False
+
+        @functools.wraps(closure)
+        def run() -> Any:
+            nonlocal entered
+            result = closure()
+            if not entered:
+                entered = True
+                self._enter(optimizer)
+            return result
+
+        return run
+
+    def _enter(self, optimizer: Optimizer) -> None:
+        self._begin()
+        if not self._taken:
+            self._pass()
+            self._clock.begin()
+        elif self._over:
+            self._go_on()
+        self._inside += 1
+        self._taken[id(optimizer)] += 1
+        self.seen += 1
+        if self.seen == _MANY and not self._boundaries:
+            warnings.warn(
+                f"{_MANY} updates were seen, and no step's end: nothing is saved that way. Take the batches "
+                "from run.batches(), or call run.step_end() after each step",
+                SwansongWarning,
+                stacklevel=6,
+            )
+
+    def _pass(self) -> None:
+        """Queue the step's update, once the gate lets it pass, and those of all ranks if they vote."""
+        if self._passed:
+            return
+        if self._gate is None:
+            self._clock.queue()
+        elif self._vote is None:
+            self._gate.enter((self._clock,))
+        else:
+            self._vote.enter(self._gate, self._clock)
+        self._passed = True
+
+    def _go_on(self) -> None:
+        """Go on with the step's update, once the gate lets that pass."""
+        gate = self._gate
+        if gate is None:
+            self._clock.reopen()
+        else:
+            while not gate.try_enter((), lambda admitted: self._clock.reopen() if admitted else None):
+                gate.wait()
+        self._over = False
+
+    def _watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self._begin()
+            before = self.seen
+            self._attempted = True
+            result = step(*args, **kwargs)
+            if self.seen == before:
+                self.seen += 1
+                if self._vote is not None:  # others may have updated, and wait for this rank's voice
+                    self._pass()
+            return result
+
+        return run
+
+    def _check_free(self) -> None:
+        for name, optimizer in self._optimizers.items():
+            if getattr(optimizer, _MARK, False):
+                raise ConfigError(f"{name}: it is protected already; one optimizer belongs to one protect()")
+
+
+def _wrote_nothing(optimizer: Optimizer) -> bool:
+    """True if a scaler had a fused optimizer find out that it is to leave the update out.
+
+    Only known on the CPU: to look at a device's memory would wait for it.
+    """
+    found: object = getattr(optimizer, "found_inf", None)
+    return isinstance(found, torch.Tensor) and found.device.type == "cpu" and bool(found)
