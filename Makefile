@@ -5,12 +5,13 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 ARGS   ?=
 SEEDS  ?= 20000
+FAULTS ?= 200
 RANKS  ?= 2-8
 # Ranks and test workers share the cores; one thread per library keeps them from fighting.
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup check test demo bench simulate mutate clean
+.PHONY: help setup check test demo bench simulate campaign mutate clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -34,14 +35,18 @@ check: setup ## Format, lint, types, import contracts, sizes
 test: check ## The checks, then every test
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
-demo: setup ## LeNet5 on handwritten digits: saved by policy, stopped, resumed to the same bits
-	$(BIN)/python examples/demo.py $(ARGS)
+demo: setup ## LeNet5 on handwritten digits: saved by policy, stopped, resumed to the same bits; then a rank is killed
+	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/kill_demo.py $(ARGS)
 
 bench: setup ## Measure saving against the disk, and the engine against its bars
 	$(BIN)/python -m benchmarks $(ARGS)
 
 simulate: setup ## Run the protocol in simulation: make simulate SEEDS=100000 RANKS=2-64
 	$(BIN)/python tools/simulate.py --seeds $(SEEDS) --ranks $(RANKS) $(ARGS)
+
+campaign: setup ## Random faults at random moments of a PyTorch job: make campaign FAULTS=200
+	$(BIN)/python tools/torch_campaign.py --faults $(FAULTS) $(ARGS)
 
 mutate: setup ## Remove each row, guard and deadline of the protocol in turn: does a test notice?
 	$(BIN)/python tools/mutate_protocol.py --jobs 2 --results .cache/mutants.json $(ARGS)

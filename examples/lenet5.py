@@ -48,10 +48,16 @@ class LeNet5(nn.Cell):
         return self.fc3(x)
 
 
-def create_dataset(data_path: str | Path, *, part: str = "train") -> ds.Dataset:
-    """Batches of 16 images, [16, 1, 32, 32] float32, and labels, [16] int32; shuffled for training."""
+def create_dataset(
+    data_path: str | Path, *, part: str = "train", shards: int | None = None, shard: int | None = None
+) -> ds.Dataset:
+    """Batches of 16 images, [16, 1, 32, 32] float32, and labels, [16] int32; shuffled for training.
+
+    Of `shards` equal parts only number `shard`, for one of as many ranks.
+    """
     training = part == "train"
-    dataset = ds.MnistDataset(str(Path(data_path, part)), shuffle=training)
+    path = str(Path(data_path, part))
+    dataset = ds.MnistDataset(path, shuffle=training, num_shards=shards, shard_id=shard)
     image_operations = [
         vision.Resize((32, 32)),
         vision.Rescale(1 / 255, 0),

@@ -242,6 +242,8 @@ class Protection:
         """End the process if its main thread does not: it may wait for a peer that is gone, for ever."""
         if self._left.wait(self._settings.options.exit_grace_s):
             return
+        if self._recorder is not None:  # it has served; nobody else would know when this process is gone
+            self._recorder.remove()
         if self._signals.terminated:
             reraise_sigterm()
         with suppress(OSError):  # standard error may be a file on a full disk, or closed
