@@ -44,10 +44,12 @@ def until(what: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of 127.0.0.1 that nobody has, and that the kernel gives to no connection before it is used."""
+    while True:
+        port = 10_000 + secrets.randbelow(22_000)  # below the ephemeral ports
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class RankProcess:
