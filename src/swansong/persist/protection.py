@@ -234,6 +234,8 @@ class Protection:
     # -- in other threads -----------------------------------------------------------------------------
 
     def _take_outcome(self, release: m.Release) -> None:
+        if self._recorder is not None:  # it has served; whoever ends this process may leave no time for that
+            self._recorder.remove()
         self._release = release
         self._over.set()
         threading.Thread(target=self._end_stuck, args=(release,), name="swansong-exit", daemon=True).start()
@@ -242,8 +244,6 @@ class Protection:
         """End the process if its main thread does not: it may wait for a peer that is gone, for ever."""
         if self._left.wait(self._settings.options.exit_grace_s):
             return
-        if self._recorder is not None:  # it has served; nobody else would know when this process is gone
-            self._recorder.remove()
         if self._signals.terminated:
             reraise_sigterm()
         with suppress(OSError):  # standard error may be a file on a full disk, or closed
