@@ -24,7 +24,7 @@ from swansong.store.checkpoint import Content
 from swansong.torch.loading import restored
 from swansong.torch.moved import Moved
 from swansong.torch.position import NOT_POSITIONED, Feed
-from swansong.torch.ranks import EVERYWHERE, Ranks
+from swansong.torch.ranks import Ranks
 from swansong.torch.state import TrainingState
 from swansong.torch.updates import Updates
 
@@ -301,8 +301,3 @@ class Run:
         if self._feed is None:
             raise ConfigError("batches: give protect() the loader")
         return self._feed
-
-
-def is_whole(placement: str | None) -> bool:
-    """True if all ranks hold equal state."""
-    return placement == EVERYWHERE
