@@ -64,6 +64,8 @@ class Result:
     different: tuple[str, ...]
     """Where bits were others than undisturbed, until the next fault."""
     inexact: tuple[str, ...]
+    torn: bool
+    """Every rank ended inside its update of the same step: no state was whole anywhere, and that was said."""
     outcome: str
     seconds: float | None
     """From the first fault to the commit."""
@@ -209,6 +211,7 @@ class Campaign:
             lost=steps_lost(job.logs())[index],
             different=(),
             inexact=tuple(every[index + 1].inexact),
+            torn=any(torn(report, every[index].reached) for report in reports),
             outcome=report["outcome"] if report is not None else "no report",
             seconds=sum(seconds) if seconds else None,
         )
@@ -244,6 +247,12 @@ def incidents(job: TorchJob) -> list[dict[str, Any]]:
     place = job.directory / ".swansong" / "incidents"
     paths = sorted(place.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
     return [json.loads(path.read_text()) for path in paths]
+
+
+def torn(report: dict[str, Any], reached: int) -> bool:
+    """Whether nothing was saved after a step because every rank had ended inside its next update."""
+    inside = bool(report["ranks"]) and all(rank["step"] is None for rank in report["ranks"])
+    return inside and report["path"] is None and any(f["step"] == reached for f in report["faults"])
 
 
 def ended(job: TorchJob) -> None:
@@ -295,7 +304,8 @@ def main() -> int:
         zygote.close()
     if arguments.json:
         print(json.dumps(results))
-    if any(result["lost"] or (result["different"] and not result["inexact"]) for result in results):
+    lost = any(result["lost"] and not result["torn"] for result in results)
+    if lost or any(result["different"] and not result["inexact"] for result in results):
         print(f"see {directory}", file=sys.stderr)
         return 1
     shutil.rmtree(directory)

@@ -15,6 +15,8 @@ started again, goes on for 2 to 8 steps, and meets the next.
 
 - **Steps lost** are counted by what the ranks themselves wrote of each step, those included that a dead rank
   had made: the last that any of them had completed, less the one that the job went on after.
+- If every rank throws inside its update at once, no state is whole anywhere, and nothing can be saved: the
+  report says so. It did not come about in these runs, and was seen once in others.
 - **Bit-equal**: at every boundary until the next fault, or to the end, parameters, optimizer, average,
   statistics, scheduler, scaler and generators of each rank are those of a job that nobody disturbs.
 - **Inexact**: the checkpoint itself says that something in it is not exactly as it was: all ranks failed

@@ -23,5 +23,7 @@ def test_random_faults_cost_no_step_and_no_bit_unsaid(tmp_path: Path) -> None:
 
     assert [fault["number"] for fault in faults] == list(range(20))
     assert min(Counter(fault["kind"] for fault in faults).values()) >= 2
-    assert {fault["lost"] for fault in faults} == {0}
+    # Where every rank threw within its update nothing was whole anywhere; of other kinds nothing may be lost.
+    assert {fault["kind"] for fault in faults if fault["torn"]} <= {"all ranks throw"}
+    assert {fault["lost"] for fault in faults if not fault["torn"]} == {0}
     assert [fault for fault in faults if fault["different"] and not fault["inexact"]] == []
