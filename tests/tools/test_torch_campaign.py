@@ -1,4 +1,4 @@
-"""Random faults of a PyTorch job of four ranks, some of each kind: none costs a step, or a bit unsaid."""
+"""Random faults of a PyTorch job of four ranks, one of each kind: none costs a step, or a bit unsaid."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CAMPAIGN = Path(__file__).parents[2] / "tools" / "torch_campaign.py"
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_random_faults_cost_no_step_and_no_bit_unsaid(tmp_path: Path) -> None:
-    command = [sys.executable, str(CAMPAIGN), "--faults", "20", "--seed", "17", "--json"]
+    command = [sys.executable, str(CAMPAIGN), "--faults", "9", "--seed", "17", "--json"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     faults = json.loads(result.stdout)
 
-    assert [fault["number"] for fault in faults] == list(range(20))
-    assert min(Counter(fault["kind"] for fault in faults).values()) >= 2
+    assert [fault["number"] for fault in faults] == list(range(9))
+    assert set(Counter(fault["kind"] for fault in faults).values()) == {1}
     # Where every rank threw within its update nothing was whole anywhere; of other kinds nothing may be lost.
     assert {fault["kind"] for fault in faults if fault["torn"]} <= {"all ranks throw"}
     assert {fault["lost"] for fault in faults if not fault["torn"]} == {0}
