@@ -1,21 +1,27 @@
 """What a healthy step pays for protection in PyTorch, on the CPU: time, and bytes that are copied.
 
 Time: the same loop over the same batches with and without `swansong.torch.protect` and its controller, in
-turns of some hundred steps; the difference of the medians counts. Bytes: what the flight recorder holds of
-one step, its boundary and the record before it, of a model whose parameters are much larger.
+turns of some hundred steps; the difference of the medians counts. A third loop does by itself, with what
+Python, NumPy and PyTorch offer, the least of it: at the end of each forward pass and of each update it puts
+the three generators' states into shared memory. Bytes: what the flight recorder holds of one step, its
+boundary and the record before it, of a model whose parameters are much larger.
 """
 
 from __future__ import annotations
 
+import mmap
+import random
 import secrets
 import socket
 import statistics
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from benchmarks.bars import Bar, Finding
 from torch import nn
@@ -35,13 +41,15 @@ _PATIENCE_S = 60.0
 def findings(steps: int, mebibytes: int, progress: Callable[[str], None]) -> list[Finding]:
     """Measure with so many steps a turn, and with parameters of so many MiB."""
     torch.set_num_threads(1)
-    plain, protected = _times(steps, progress)
+    plain, protected, minimal = _times(steps, progress)
     extra = statistics.median(protected) - statistics.median(plain)
+    least = statistics.median(minimal) - statistics.median(plain)
     copied = _copied(mebibytes, progress)
     return [
         Finding(what="time of a step, added", value=extra, unit="us", bar=Bar(_TIME_BAR)),
         Finding(what="  plain", value=statistics.median(plain), unit="us", samples=tuple(plain)),
         Finding(what="  protected", value=statistics.median(protected), unit="us", samples=tuple(protected)),
+        Finding(what="  added by the minimal program", value=least, unit="us", samples=tuple(minimal)),
         Finding(
             what=f"bytes copied a step, {mebibytes} MiB of parameters",
             value=copied / 1024,
@@ -51,20 +59,21 @@ def findings(steps: int, mebibytes: int, progress: Callable[[str], None]) -> lis
     ]
 
 
-def _times(steps: int, progress: Callable[[str], None]) -> tuple[list[float], list[float]]:
-    """Microseconds of each step, without and with protection."""
-    plain, protected = _Loop(), _Loop()
+def _times(steps: int, progress: Callable[[str], None]) -> tuple[list[float], ...]:
+    """Microseconds of each step, without and with protection, and of the minimal program."""
+    plain, protected, minimal = _Loop(), _Loop(), _Loop()
+    minimal.record()
     with tempfile.TemporaryDirectory() as folder, protected.protect(Path(folder)) as run:
         run.resume()
         batches = (batch for _, batch in run.batches(epochs=1_000_000))
-        endless = (batch for _ in range(1_000_000) for batch in plain.loader)
+        sources = (plain.endless(), batches, minimal.endless())
         protected.step(next(batches))
         _await(lambda: run.protected)
-        times: tuple[list[float], list[float]] = [], []
-        for turn in range(2 * _TURNS):
-            progress(f"steps, turn {turn + 1} of {2 * _TURNS}")
-            loop, source = (plain, endless) if turn % 2 == 0 else (protected, batches)
-            times[turn % 2].extend(loop.timed(source, steps))
+        times: tuple[list[float], ...] = [], [], []
+        for turn in range(_TURNS):
+            progress(f"steps, turn {turn + 1} of {_TURNS}")
+            for loop, source, taken in zip((plain, protected, minimal), sources, times, strict=True):
+                taken.extend(loop.timed(source, steps))
     return times
 
 
@@ -113,6 +122,23 @@ class _Loop:
             ttp=f"127.0.0.1:{port}",
             incarnation=self.incarnation,
         )
+
+    def record(self) -> None:
+        """Have the generators' states recorded from now on, by the least of programs."""
+        memory = mmap.mmap(-1, 1 << 20)
+
+        def put(*_: object) -> None:
+            python, numpy = random.getstate()[1], np.random.get_state(legacy=False)["state"]["key"]
+            packed = struct.pack("625I", *python) + numpy.tobytes() + torch.get_rng_state().numpy().tobytes()
+            memory[: len(packed)] = packed
+
+        self.model.register_forward_hook(put)
+        self.optimizer.register_step_post_hook(put)
+
+    def endless(self) -> Iterator[Any]:
+        """Batches, epoch after epoch."""
+        while True:
+            yield from self.loader
 
     def step(self, batch: Any) -> None:
         """Forward, backward, update."""

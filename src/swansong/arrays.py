@@ -30,7 +30,7 @@ from swansong.engine.address import parse_address
 from swansong.engine.clock import UpdateClock
 from swansong.errors import ConfigError, NotSupportedError
 from swansong.persist import job
-from swansong.persist.boundary import BoundaryState
+from swansong.persist.boundary import BoundaryState, pack
 from swansong.persist.loading import described, fill
 from swansong.persist.rank import LiveComponent
 from swansong.persist.session import Cells, Plan, Session, warn
@@ -176,7 +176,7 @@ class Run:
         self._updated = False
         self._said = deepcopy(objects)
         state = BoundaryState(shared=recorded) if self._whole else BoundaryState(own=recorded)
-        self._session.boundary(state)
+        self._session.boundary(pack(state))
 
     def save(self) -> Path | None:
         """Save now, between steps; None on ranks other than 0, which leave it to rank 0.

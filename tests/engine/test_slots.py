@@ -59,6 +59,11 @@ def expected(*records: tuple[int, int]) -> list[tuple[int, int, bytes | None]]:
     return [(kind, step, payload(kind, step)) for kind, step in records]
 
 
+def counting(records: list[tuple[int, int, bytes | None]]) -> list[tuple[int, int, bytes | None]]:
+    """Without what was provisional and has been superseded, which may still stand in a spare slot."""
+    return [record for place, record in enumerate(records) if record[0] == 0 or place == 0]
+
+
 BEFORE = [(0, 1), (1, 2), (0, 2), (1, 3), (0, 3), (1, 4)]
 """Enough for every slot to hold something older than what is to be written."""
 
@@ -93,17 +98,51 @@ def test_a_write_torn_at_any_byte_leaves_what_was_there_or_is_complete(
     assert seen[total - 7 :] == [expected(*after)] * 7
 
 
-@pytest.mark.parametrize("slot", range(slot_count(KEEP)))
-def test_a_bit_that_flips_anywhere_in_a_slot_costs_that_record_at_most(slot: int) -> None:
+def test_a_promotion_torn_at_any_byte_leaves_what_was_there_or_is_complete() -> None:
+    before, after = [(1, 4), (0, 3), (0, 2)], [(0, 4), (0, 3)]
+    for budget in range(9):
+        memory = MortalMemory()
+        slots = written(memory, *BEFORE)
+        memory.budget = budget
+        if budget < 8:
+            with pytest.raises(Killed):
+                slots.promote(1)
+            assert memory.records() == expected(*before)
+        else:
+            slots.promote(1)
+            assert counting(memory.records()) == [(0, 4, payload(1, 4)), *expected(*after[1:])]
+
+
+def test_slots_are_reused_after_promotions_as_after_writes() -> None:
     memory = MortalMemory()
-    written(memory, *BEFORE)
-    whole = memory.records()
+    slots = Slots(memory, OFFSET, PAYLOAD, KEEP)
+    for step in range(1, 12):
+        data = payload(1, step)
+        slots.write(1, step, data, len(data))
+        slots.write(1, step, data, len(data))  # as with two forward passes
+        if step % 3:
+            slots.promote(1)
+        else:
+            slots.write(0, step, data, len(data))
+        kept = [(0, kept, payload(1, kept)) for kept in (step, step - 1) if kept]
+        found = [record for record in memory.records() if record[0] == 0]
+        assert found == kept
+
+
+@pytest.mark.parametrize("promoted", [False, True], ids=["as_written", "promoted"])
+@pytest.mark.parametrize("slot", range(slot_count(KEEP)))
+def test_a_bit_that_flips_anywhere_in_a_slot_costs_that_record_at_most(slot: int, promoted: bool) -> None:
+    memory = MortalMemory()
+    slots = written(memory, *BEFORE)
+    if promoted:
+        slots.promote(1)
+    whole = counting(memory.records())
     for at in range(slot_size(PAYLOAD) * 8):
         byte, bit = divmod(at, 8)
         memory.content[OFFSET + slot * slot_size(PAYLOAD) + byte] ^= 1 << bit
-        found = memory.records()
+        found = counting(memory.records())
         # What the damaged record had superseded may still stand in the spare slot.
-        assert set(found) <= set(expected(*BEFORE))
+        assert set(found) <= {*expected(*BEFORE), *whole}
         assert len(set(whole) - set(found)) <= 1
         memory.content[OFFSET + slot * slot_size(PAYLOAD) + byte] ^= 1 << bit
 

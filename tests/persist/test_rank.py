@@ -16,7 +16,7 @@ from swansong.engine.recorder import RecorderOptions
 from swansong.engine.watchdog import StallOptions, Watchdog
 from swansong.errors import ClockNotReadableError, SaveError
 from swansong.persist import places
-from swansong.persist.boundary import BoundaryState, tensor_of
+from swansong.persist.boundary import BoundaryState, pack, tensor_of
 from swansong.persist.committer import Committer
 from swansong.persist.rank import Counted, LiveComponent, LiveRank
 from swansong.persist.rank_files import RankFiles
@@ -75,7 +75,7 @@ class Live:
             self.array += 1
 
     def boundary(self, step: int, **objects: Any) -> None:
-        self.records.add(step, BoundaryState(shared=plain_skeleton(objects, "objects")))
+        self.records.add(step, pack(BoundaryState(shared=plain_skeleton(objects, "objects"))))
 
     def save(self, step: int, progress: Callable[[int], None] = lambda nbytes: None) -> Path:
         """Carry out an order, and commit it."""
@@ -229,7 +229,7 @@ def test_as_files_for_mindspore_it_writes_one_ckpt_with_all_that_belongs_to_it(t
     live = Live(tmp_path, rank_files=RankFiles(steps_per_epoch=6, numbered_in=str(tmp_path)))
     live.update()
     mean = tensor_of("mean", HostTensor.of(np.full(2, 5.0, np.float32)))
-    live.records.add(1, BoundaryState(shared=plain_skeleton({"said": 1}, "objects"), tensors=(mean,)))
+    live.records.add(1, pack(BoundaryState(shared=plain_skeleton({"said": 1}, "objects"), tensors=(mean,))))
 
     path = live.save(1)
     assert path == tmp_path / "ttp_saved_checkpoints-1_1"

@@ -12,14 +12,14 @@ import pytest
 from swansong.engine.recorder import Recorder, RecorderOptions
 from swansong.engine.recorders import HostRecorders
 from swansong.errors import RecordTooLargeError, SwansongWarning
-from swansong.persist.boundary import BoundaryState, Record
+from swansong.persist.boundary import BoundaryState, Record, pack
 from swansong.persist.records import RecordPlaces, Records, recorded_on
 
 INCARNATION = bytes(range(16))
 
 
-def of(value: object) -> BoundaryState:
-    return BoundaryState(own=value)
+def of(value: object) -> bytes:
+    return pack(BoundaryState(own=value))
 
 
 def told(record: Record | None) -> tuple[int, bool, object] | None:
@@ -60,6 +60,29 @@ def test_the_last_two_boundaries_and_what_came_since_are_kept(tmp_path: Path, re
     assert (records.last_step, records.reached) == (5, 5)
 
 
+@pytest.mark.parametrize("recorded", [True, False], ids=["with recorder", "without"])
+def test_what_was_recorded_before_a_boundary_may_be_all_there_is_to_say_of_it(
+    tmp_path: Path, recorded: bool
+) -> None:
+    at = places(tmp_path)
+    records = Records(0, recorder(at, 0) if recorded else None)
+    for step in (1, 2, 3):
+        records.add_provisional(step, of(f"step {step}"))
+        assert told(records.best(step)) == (step, True, f"step {step}")
+        records.confirm()
+    expected = {1: None, 2: (2, False, "step 2"), 3: (3, False, "step 3")}
+    assert {step: told(records.best(step)) for step in expected} == expected
+    if recorded:
+        assert {step: told(recorded_on(at.here, step).get(0)) for step in expected} == expected
+    assert records.reached == 3
+
+
+def test_nothing_is_confirmed_that_was_not_recorded(tmp_path: Path) -> None:
+    records = Records(0, recorder(places(tmp_path), 0))
+    with pytest.raises(RuntimeError, match="of which nothing was recorded"):
+        records.confirm()
+
+
 def test_too_large_a_record_is_refused_or_kept_in_ordinary_memory(tmp_path: Path) -> None:
     large = of("x" * 5000)
     with pytest.raises(RecordTooLargeError, match="slots of 4096 bytes"):
@@ -98,13 +121,13 @@ DIE = """
 import os, sys
 from pathlib import Path
 from swansong.engine.recorder import RecorderOptions
-from swansong.persist.boundary import BoundaryState
+from swansong.persist.boundary import BoundaryState, pack
 from swansong.persist.records import RecordPlaces, Records
 at = RecordPlaces.of(RecorderOptions(directory=Path(sys.argv[1]), slot_bytes=4096), Path("/checkpoints"),
                      "model", bytes.fromhex(sys.argv[2]))
 records = Records(0, at.create(1, ["key"], print))
-records.add(1, BoundaryState(own="one"))
-records.add_provisional(2, BoundaryState(own="two"))
+records.add(1, pack(BoundaryState(own="one")))
+records.add_provisional(2, pack(BoundaryState(own="two")))
 os.kill(os.getpid(), 9)
 """
 

@@ -141,6 +141,27 @@ def test_a_vote_that_fails_leaves_the_state_whole(gate, clock, says, error, word
     assert clock.read().step == 4
 
 
+def test_a_rank_that_dies_while_votes_are_counted_leaves_the_word_to_the_incident(gate, clock):
+    others = Others(None)
+    ended = []
+
+    def enter():
+        with pytest.raises(TrainingInterrupted) as caught:
+            Vote(2, others.start).enter(gate, clock)
+        ended.append(caught.value)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    until(lambda: others.totals)
+    others.answer(RuntimeError("Connection closed by peer"))
+    gate.close()  # perhaps a moment later, perhaps before
+    until(lambda: gate.state() is GateState.PARKED)
+    assert clock.read().step == 4
+    gate.interrupt(Release(incident="i", action=Action.STOP, cause=FaultKind.LOST, outcome=Outcome.NOTHING))
+    thread.join()
+    assert len(ended) == 1
+
+
 def test_a_rank_that_never_comes_is_not_waited_for_for_ever(gate, clock, monkeypatch):
     monkeypatch.setattr(module, "_DEADLINE", module._SLICE)
     with pytest.raises(SwansongError, match="did not come"):

@@ -216,6 +216,11 @@ class Gate:
 
         Raises TrainingInterrupted, now and ever after, once `interrupt` was called; nothing is queued then.
         """
+        with self._lock:
+            if not self._shut:
+                for clock in clocks:
+                    clock.queue()
+                return
         while not self.try_enter(clocks):
             self.wait()
 

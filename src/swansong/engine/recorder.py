@@ -8,7 +8,8 @@ up to whole pages:
     status    boundaries so far (8); the monotonic times of the last 128, as doubles, the n-th at n mod 129,
               so that the cell being written is none of theirs; at 2048, two slots of up to 192 for the phase
     clocks    queued, begun, done (8 each) for each component, in the header's order
-    records   four slots (see `slots`): the last two boundaries, a provisional record, and one being written
+    records   four slots (see `slots`): the last two boundaries, a provisional record, which becomes one if
+              nothing is different at the boundary, and one being written
 
 Files lie in a directory per incarnation of a job, `swansong-JOB-INCARNATION/rank-RANK`, of mode 0700.
 """
@@ -34,6 +35,7 @@ import xxhash
 from swansong.engine.clock import CELLS, Reading
 from swansong.engine.processes import host_name, start_time
 from swansong.engine.record_places import check_name, create_file, open_file, place_of, sweep
+from swansong.engine.signals import in_forked_children
 from swansong.engine.slots import Record, Slots, read_slots, slot_count, slot_size
 from swansong.errors import ConfigError, RecordError, RecordTooLargeError, SwansongWarning
 from swansong.policy.checks import whole_number
@@ -119,7 +121,7 @@ class Recorder:
     def __init__(self, path: Path, memory: mmap.mmap, whose: Whose, options: RecorderOptions) -> None:
         """Use `create`."""
         self.path, self.whose = path, whose
-        self._options = options
+        self._options, self._limit = options, whose.slot_bytes
         self._view = memoryview(memory)
         self._layout = layout = _Layout.of(whose)
         self._slots = Slots(self._view, layout.records, whose.slot_bytes, _KEPT)
@@ -130,6 +132,9 @@ class Recorder:
         """Sequence number -> payload in ordinary memory."""
         self._said = False
         """That payloads go there."""
+        self._forked = False
+        """This is a child's copy."""
+        in_forked_children(self._disown)
 
     @classmethod
     def create(
@@ -184,6 +189,16 @@ class Recorder:
         Raises RecordTooLargeError, or keeps it in ordinary memory with a SwansongWarning, by the options.
         """
         self._write(_BOUNDARY, step, payload)
+        self._count_boundary()
+
+    def confirm(self) -> None:
+        """The boundary was reached for which the last provisional record was made, and that is final now."""
+        if self._forked:
+            self._refuse_child()
+        self._slots.promote(_PROVISIONAL)
+        self._count_boundary()
+
+    def _count_boundary(self) -> None:
         count = self._count[0]
         self._times[count % _RING] = time.monotonic()
         self._count[0] = count + 1
@@ -194,7 +209,8 @@ class Recorder:
 
     def set_phase(self, words: str) -> None:
         """Record what the main thread does now; of long words the beginning."""
-        self._check_process()
+        if self._forked:
+            self._refuse_child()
         text = words.encode(errors="replace")[:_PHASE_BYTES]
         self._phases.write(_PHASE, 0, text, len(text))
 
@@ -223,11 +239,16 @@ class Recorder:
                 self.path.parent.rmdir()
 
     def _write(self, kind: int, step: int, payload: bytes) -> None:
-        self._check_process()
-        nbytes, limit = len(payload), self.whose.slot_bytes
-        if nbytes <= limit:
+        if self._forked:
+            self._refuse_child()
+        nbytes = len(payload)
+        if nbytes <= self._limit:
             self._slots.write(kind, step, payload, nbytes)
-            return
+        else:
+            self._write_large(kind, step, payload, nbytes)
+
+    def _write_large(self, kind: int, step: int, payload: bytes, nbytes: int) -> None:
+        limit = self._limit
         if not self._options.spill:
             raise RecordTooLargeError(
                 f"rank {self.whose.rank}, step {step}: boundary state of {nbytes} bytes does not fit the "
@@ -251,12 +272,14 @@ class Recorder:
         for sequence in self._spilled.keys() - self._slots.kept():
             del self._spilled[sequence]
 
-    def _check_process(self) -> None:
-        if os.getpid() != self.whose.pid:
-            raise RecordError(
-                f"flight recorder of process {self.whose.pid}: its child {os.getpid()} may not write to it",
-                path=str(self.path),
-            )
+    def _disown(self) -> None:
+        self._forked = True
+
+    def _refuse_child(self) -> None:
+        raise RecordError(
+            f"flight recorder of process {self.whose.pid}: its child {os.getpid()} may not write to it",
+            path=str(self.path),
+        )
 
 
 def read_recorder(path: Path) -> Recorded:

@@ -10,7 +10,8 @@ over header and payload makes sure of it, for whoever reads while somebody write
     8         step, signed
     8         length of the payload in bytes
     8         XXH3-64 of the 32 bytes above and the payload
-    24        not used
+    8         the digest once more, when the record has become one of kind 0; else anything
+    16        not used
     ...       payload
 """
 
@@ -29,8 +30,10 @@ HEADER_BYTES: Final = 64
 
 _HEAD: Final = struct.Struct("<QIIqQ")
 _DIGEST: Final = struct.Struct("<Q")
-_NUMBER: Final = struct.Struct("<Q")
-_BEING_WRITTEN: Final = bytes(_NUMBER.size)
+_NUMBER: Final = 8
+"""Bytes of a sequence number, which comes first."""
+_PROMOTED: Final = _HEAD.size + _DIGEST.size
+_BEING_WRITTEN: Final = bytes(_NUMBER)
 
 
 class Memory(Protocol):
@@ -70,15 +73,34 @@ class Slots:
         self._kept: dict[int, deque[tuple[int, int]]] = {kind: deque() for kind in keep}
         """By kind, (slot, sequence), oldest first."""
         self._free = list(range(slot_count(keep)))
+        self._digests = [b""] * slot_count(keep)
+        """Of what was written last, by slot."""
         self._sequence = 0
 
     def write(self, kind: int, step: int, payload: bytes | None, nbytes: int) -> None:
         """Write a record of `nbytes` bytes, which fit unless `payload` is None."""
-        self._sequence += 1
+        self._sequence = sequence = self._sequence + 1
         slot = self._free.pop()
+        memory, at = self._memory, self._offset + slot * self._size
+        head = _HEAD.pack(sequence, kind, payload is None, step, nbytes)
+        self._digests[slot] = digest = _DIGEST.pack(_digest(head, payload))
+        memory[at : at + _NUMBER] = _BEING_WRITTEN
+        if payload:
+            memory[at + HEADER_BYTES : at + HEADER_BYTES + nbytes] = payload
+        memory[at + _NUMBER : at + _HEAD.size + _DIGEST.size] = head[_NUMBER:] + digest
+        memory[at : at + _NUMBER] = head[:_NUMBER]
+        self._keep_at_most(kind, slot, sequence)
+
+    def promote(self, kind: int) -> None:
+        """Make the newest record of `kind` one of kind 0, by one store of 8 bytes. There must be one."""
+        slot, sequence = self._kept[kind].pop()
+        at = self._offset + slot * self._size + _PROMOTED
+        self._memory[at : at + _DIGEST.size] = self._digests[slot]
+        self._keep_at_most(0, slot, sequence)
+
+    def _keep_at_most(self, kind: int, slot: int, sequence: int) -> None:
         kept = self._kept[kind]
-        self._store(self._offset + slot * self._size, kind, step, payload, nbytes)
-        kept.append((slot, self._sequence))
+        kept.append((slot, sequence))
         if len(kept) > self._keep[kind]:
             self._free.append(kept.popleft()[0])
 
@@ -90,16 +112,6 @@ class Slots:
     def kept(self) -> set[int]:
         """Sequence numbers of the records that are still there."""
         return {sequence for kept in self._kept.values() for _, sequence in kept}
-
-    def _store(self, at: int, kind: int, step: int, payload: bytes | None, nbytes: int) -> None:
-        head = _HEAD.pack(self._sequence, kind, payload is None, step, nbytes)
-        digest = _DIGEST.pack(_digest(head, payload))
-        number = _NUMBER.size
-        self._memory[at : at + number] = _BEING_WRITTEN
-        if payload:
-            self._memory[at + HEADER_BYTES : at + HEADER_BYTES + nbytes] = payload
-        self._memory[at + number : at + _HEAD.size + _DIGEST.size] = head[number:] + digest
-        self._memory[at : at + number] = head[:number]
 
 
 def slot_count(keep: Mapping[int, int]) -> int:
@@ -132,8 +144,8 @@ def _newest(records: Iterable[Record], keep: Mapping[int, int]) -> list[Record]:
 
 
 def _read_slot(read: Callable[[int, int], bytes], at: int, payload_bytes: int) -> Record | None:
-    header = read(at, _HEAD.size + _DIGEST.size)
-    if len(header) != _HEAD.size + _DIGEST.size:
+    header = read(at, _PROMOTED + _DIGEST.size)
+    if len(header) != _PROMOTED + _DIGEST.size:
         return None
     head = header[: _HEAD.size]
     sequence, kind, elsewhere, step, nbytes = _HEAD.unpack(head)
@@ -141,8 +153,11 @@ def _read_slot(read: Callable[[int, int], bytes], at: int, payload_bytes: int) -
         return None
     payload = None if elsewhere else read(at + HEADER_BYTES, nbytes)
     # A payload cut short differs in its digest, too.
-    if header[_HEAD.size :] != _DIGEST.pack(_digest(head, payload)):
+    digest = _DIGEST.pack(_digest(head, payload))
+    if header[_HEAD.size : _PROMOTED] != digest:
         return None
+    if header[_PROMOTED:] == digest:
+        kind = 0
     return Record(sequence, kind, step, nbytes, payload)
 
 

@@ -17,7 +17,7 @@ from swansong.mindspore.ranks import Ranks
 from swansong.mindspore.seeds import gathered_seeds
 from swansong.mindspore.trained import TrainedState
 from swansong.mindspore.ttp_start import Begin
-from swansong.persist.boundary import BoundaryState
+from swansong.persist.boundary import BoundaryState, pack
 from swansong.persist.rank import LiveComponent
 from swansong.persist.session import Cells, Plan, Session, warn
 from swansong.state.components import component_key
@@ -121,7 +121,7 @@ class ProtectedRun:
         self._clock.boundary(step)
         self._pending = 0
         state = BoundaryState(shared=self._shared, tensors=self._state.moved())
-        self._session.boundary(state, steps=steps)
+        self._session.boundary(pack(state), steps=steps)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Around work that is no step: no lack of progress in there is a stall."""

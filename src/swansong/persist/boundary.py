@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -43,7 +43,7 @@ class BoundaryState(msgspec.Struct, frozen=True, array_like=True):
 
     own: Any = None
     """A skeleton of `state.tree` without tensors, in which bytes may also stand for themselves: they are the
-    most of it, and text is made of them only for a checkpoint."""
+    most of it, and text is made of them only for a checkpoint. What is packed already may be in it (Raw)."""
     shared: Any = None
     """Such a skeleton, without bytes."""
     tensors: tuple[BoundaryTensor, ...] = ()
@@ -57,8 +57,7 @@ class BoundaryState(msgspec.Struct, frozen=True, array_like=True):
         return {one.name: unpacked(one) for one in (*self.tensors, *self.shared_tensors)}
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """The boundary state of a step, packed."""
 
     step: int
@@ -99,6 +98,12 @@ def pack(state: BoundaryState) -> bytes:
     return msgspec.msgpack.encode(state)
 
 
+def own_of(payload: bytes) -> bytes:
+    """Packed boundary state without all but what is the rank's own."""
+    own, *_ = msgspec.msgpack.decode(payload, type=list[msgspec.Raw])
+    return pack(BoundaryState(own))
+
+
 def _with_text(node: Any) -> Json:
     """A skeleton with its bytes in the form that `state.tree` gives them."""
     if type(node) is bytes:
@@ -135,7 +140,7 @@ def _completed(provisional: Record, before: Record) -> Record:
     whole = msgspec.structs.replace(
         state, shared=earlier.shared, shared_tensors=earlier.shared_tensors, shared_step=before.step
     )
-    return replace(provisional, payload=pack(whole))
+    return msgspec.structs.replace(provisional, payload=pack(whole))
 
 
 def trimmed(records: Mapping[int, Record], step: int, *, tensors: bool = True) -> dict[int, Record]:
@@ -155,7 +160,7 @@ def trimmed(records: Mapping[int, Record], step: int, *, tensors: bool = True) -
             shared_tensors=state.shared_tensors if rank == gives_shared else (),
         )
         if less != state:
-            kept[rank] = replace(record, payload=pack(less))
+            kept[rank] = msgspec.structs.replace(record, payload=pack(less))
     return kept
 
 

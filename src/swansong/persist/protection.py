@@ -47,6 +47,8 @@ EXIT_STUCK: Final = 75
 """Exit code of a process whose main thread did not end after an incident (EX_TEMPFAIL of sysexits.h)."""
 
 _POLL_S: Final = 0.2
+_ATTEND_S: Final = 0.05
+"""How often the training loop looks up at most: some microseconds, which very short steps would feel."""
 _CONTROLLER_EXIT_S: Final = 5.0
 """How long the end of training waits for a controller that this process started, so that none is left."""
 
@@ -90,6 +92,7 @@ class Protection:
         self._settings, self._recorder, self._swept = settings, recorder, False
         self.gate: Final = Gate(lease_s=settings.options.gate_lease_s)
         self.watchdog: Final = Watchdog(settings.stall, time.monotonic())
+        self._attend_at = 0.0
         self._release: m.Release | None = None
         self._over = threading.Event()
         """The outcome is known, or this rank may go."""
@@ -147,10 +150,14 @@ class Protection:
         return self._release
 
     def attend(self) -> None:
-        """Say what there is to be said, and see to the signals. At every boundary.
+        """Say what there is to be said, and see to the signals, if it is time. At every boundary.
 
         Raises TrainingInterrupted once the job is to end, SwansongError if SIGTERM could not be served.
         """
+        now = time.monotonic()
+        if now < self._attend_at and self._release is None:
+            return
+        self._attend_at = now + _ATTEND_S
         self.say()
         if self._settings.rank == 0:
             self._speed.look(self._thread.world)
@@ -160,10 +167,6 @@ class Protection:
             self._settings.records.here.sweep_former()
         if self._release is not None:
             raise interrupted_by(self._release)
-
-    def note_step(self) -> None:
-        """A step has ended, its save included."""
-        self.watchdog.note_step(time.monotonic())
 
     @contextmanager
     def pause(self) -> Iterator[None]:

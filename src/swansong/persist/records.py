@@ -17,7 +17,7 @@ from swansong.engine.recorder import Recorded, Recorder, RecorderOptions
 from swansong.engine.recorders import HostRecorders
 from swansong.errors import MalformedError, RecordError
 from swansong.persist import places
-from swansong.persist.boundary import BoundaryState, Record, best, pack, trimmed
+from swansong.persist.boundary import Record, best, trimmed
 from swansong.state import tree
 
 FIELD: Final = "records"
@@ -37,19 +37,30 @@ class Records:
         self._kept: tuple[Record, ...] = ()
         self._provisional: Record | None = None
 
-    def add(self, step: int, state: BoundaryState) -> None:
-        """The boundary of `step` was reached. Raises RecordTooLargeError if the recorder's options say so."""
-        payload = pack(state)
+    def add(self, step: int, payload: bytes) -> None:
+        """The boundary of `step` was reached; `payload` is its packed state.
+
+        Raises RecordTooLargeError if the recorder's options say so.
+        """
         if self._recorder is not None:
             self._recorder.write_boundary(step, payload)
         self._kept, self._provisional = (Record(step, False, payload), *self._kept[:1]), None
 
-    def add_provisional(self, step: int, state: BoundaryState) -> None:
+    def add_provisional(self, step: int, payload: bytes) -> None:
         """What the boundary of `step`, the next, will say of this rank, if all goes well. Raises likewise."""
-        payload = pack(state)
         if self._recorder is not None:
             self._recorder.write_provisional(step, payload)
         self._provisional = Record(step, True, payload)
+
+    def confirm(self) -> None:
+        """The boundary was reached for which a provisional record was made, and there is no more to say."""
+        provisional = self._provisional
+        if provisional is None:
+            raise RuntimeError("a boundary is confirmed of which nothing was recorded")
+        if self._recorder is not None:
+            self._recorder.confirm()
+        record = Record(provisional.step, False, provisional.payload)
+        self._kept, self._provisional = (record, *self._kept[:1]), None
 
     @property
     def last_step(self) -> int | None:

@@ -8,6 +8,7 @@ that trains.
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +23,6 @@ from swansong.engine.token import job_token
 from swansong.errors import ConfigError, NotSupportedError, SwansongWarning, TrainingInterrupted
 from swansong.persist import former, job
 from swansong.persist.agreement import Start, agree, agree_on
-from swansong.persist.boundary import BoundaryState
 from swansong.persist.job import JobFacts
 from swansong.persist.periodic import Periodic
 from swansong.persist.protection import Protection, Settings, whereabouts
@@ -196,32 +196,37 @@ class Session:
         """True if the state would be saved if something went wrong now; soon after all ranks have begun."""
         return self._protection is not None and self._protection.protected
 
-    def boundary(self, state: BoundaryState, *, due: bool | None = None, steps: int = 1) -> None:
-        """A step is complete (or several), and `state` is what goes with it. Saves if that is due.
+    def boundary(self, payload: bytes | None, *, due: bool | None = None, steps: int = 1) -> None:
+        """A step is complete (or several), and `payload` is its packed boundary state. Saves if that is due.
 
+        None: what was recorded provisionally still holds.
         `due` says so where ranks must agree on it; None: by the policy. Raises TrainingInterrupted once the
         job is to end, RecordTooLargeError, SaveError.
         """
         self.step += steps
-        if self._protection is not None:
-            self._records.add(self.step, state)
-            self._protection.attend()
+        protection = self._protection
+        if protection is not None:
+            if payload is None:
+                self._records.confirm()
+            else:
+                self._records.add(self.step, payload)
+            protection.attend()
         if self._periodic is not None:
             self._periodic.poll()
             if self._periodic.due(self.step) if due is None else due:
                 self._save(self._periodic, "periodic")
-        if self._protection is not None:
-            self._protection.note_step()
+        if protection is not None:
+            protection.watchdog.note_step(time.monotonic())
 
     @property
     def unsaved(self) -> bool:
         """True on rank 0 if the policy wants the present step saved should training end here."""
         return self._periodic is not None and self._periodic.missing_at_end(self.step)
 
-    def provisional(self, state: BoundaryState) -> None:
-        """What the next boundary will say of this rank, if all goes well."""
+    def provisional(self, payload: bytes) -> None:
+        """What the next boundary will say of this rank, packed, if all goes well."""
         if self._protection is not None:
-            self._records.add_provisional(self.step + 1, state)
+            self._records.add_provisional(self.step + 1, payload)
 
     def save(self) -> Path | None:
         """Save now, between steps, durably; None on ranks other than 0. Raises SaveError."""

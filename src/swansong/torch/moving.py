@@ -115,10 +115,14 @@ class Moving:
         """All of them."""
         return self._slots
 
+    @property
+    def any(self) -> bool:
+        """True if some change."""
+        return bool(self._moving)
+
     def look(self) -> None:
         """Notice which have changed, and copy those from now on. At boundaries."""
-        changed = [slot for slot in self._still if slot.changed()]
-        if changed:
+        if self._still and (changed := [slot for slot in self._still if slot.changed()]):
             for slot in self._still:
                 slot.moves = any(slot.module is other.module for other in changed)
             self._split()
@@ -131,6 +135,8 @@ class Moving:
 
     def copies(self) -> tuple[BoundaryTensor, ...]:
         """Copies of those that change."""
+        if not self._moving:
+            return ()
         return tuple(copy for slot in self._moving if (copy := slot.copy()) is not None)
 
     def _split(self) -> None:

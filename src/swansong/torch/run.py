@@ -12,7 +12,7 @@ from torch import nn
 
 from swansong.engine.clock import UpdateClock
 from swansong.errors import ConfigError, NotSupportedError
-from swansong.persist.boundary import BoundaryState, Record, pack
+from swansong.persist.boundary import BoundaryState, Record, own_of
 from swansong.persist.loading import structures
 from swansong.persist.periodic import Schedule
 from swansong.persist.rank import LiveComponent
@@ -52,10 +52,16 @@ class Run:
         self._session = Session(plan, self._content)
         self._schedule: Schedule | None = None
         self._clock = UpdateClock(self._component)
-        self._last: BoundaryState | None = None
+        self._last: bytes | None = None
         """As recorded at the last boundary."""
+        self._told: bytes | None = None
+        """As recorded provisionally since."""
         self._forward: Any = None
-        self._said_unseen = self._said_unpositioned = False
+        self._said_unseen = False
+        self._recorded = False
+        """What the loop moves goes into a flight recorder."""
+        self._positioned = feed is None
+        """Where the loop is in its data is known, or it was said that it is not."""
         self.inexact: list[str] = []
         """After `resume`: what is not exactly as it was, each with its reason."""
 
@@ -197,17 +203,22 @@ class Run:
             return
         if self._updates.boundary():
             self._moved.progress.skipped += 1
-        if self._feed is not None and not self._feed.begun and not self._said_unpositioned:
-            self._said_unpositioned = True
-            warn(NOT_POSITIONED)
-        step = self.step + 1
+        if not self._positioned:
+            self._check_position()
+        step = self._session.step + 1
         if step % _CHECKED_EVERY == 1:
             self._state.check()
-        self._last = self._moved.capture()
-        due = self._due(step)
+        payload = self._moved.boundary()
+        due = self._schedule is not None and self._due(step)
+        self._last = self._told if payload is None else payload
         if due and self._plan.rank != 0:
             self._gather()
-        self._session.boundary(self._last, due=due)
+        self._session.boundary(payload, due=due)
+
+    def _check_position(self) -> None:
+        self._positioned = True
+        if not self._fed().begun:
+            warn(NOT_POSITIONED)
 
     def _due(self, step: int) -> bool:
         """Whether a checkpoint is due, on which all ranks agree: what it takes of each is gathered."""
@@ -223,13 +234,14 @@ class Run:
 
     def _forwarded(self, module: nn.Module, args: Any, output: Any) -> None:
         """The root module's forward pass is done, and with it everything random in a step, as a rule."""
-        if module.training and self._session.gate is not None:
-            self._session.provisional(self._moved.provisional())
+        if module.training and self._recorded:
+            session = self._session
+            self._told = self._moved.provisional(None if self._last is None else session.step)
+            session.provisional(self._told)
 
     def _gather(self) -> dict[int, Json]:
         """What each rank has of its own, on rank 0."""
-        own = self._last.own if self._last is not None else self._moved.capture().own
-        payloads = self._ranks.gather(pack(BoundaryState(own)))
+        payloads = self._ranks.gather(own_of(self._last or self._moved.capture()))
         states = {rank: Record(0, False, payload).state() for rank, payload in enumerate(payloads)}
         return {rank: state.own for rank, state in states.items() if state is not None}
 
@@ -237,7 +249,7 @@ class Run:
         """What a periodic checkpoint of this moment consists of, on rank 0."""
         own = self._gather()
         live = self._state.live()
-        state = self._last if self._last is not None else self._moved.capture()
+        state = Record(self.step, False, self._last or self._moved.capture()).state() or BoundaryState()
         return Content(
             tensors=live.tensors | state.host_tensors(),
             aliases=live.aliases,
@@ -271,6 +283,7 @@ class Run:
 
         self._session.begin(facts, [self._component], components)
         self._updates.use(self._clock, self._session.gate)
+        self._recorded = self._session.gate is not None
 
     def _end(self, error: BaseException | None) -> None:
         if went_well(error):

@@ -94,16 +94,37 @@ class TrainingState:
 
     def shared(self) -> tuple[Json, tuple[BoundaryTensor, ...]]:
         """What is the same on all ranks: the optimizers' groups, and whatever has a state of its own."""
-        groups = {name: optim.groups_of(optimizer) for name, optimizer in self._optimizers.items()}
-        alone = not self._others and not self._extras
-        if alone and self._groups is not None and _same(groups, self._groups[0]):
+        if self._groups is not None and self.unchanged():
             return self._groups[1], ()
+        groups = {name: optim.groups_of(optimizer) for name, optimizer in self._optimizers.items()}
         others = {name: other.state_dict() for name, other in self._others.items()}
         extras = {name: module.get_extra_state() for name, module in self._extras.items()}
         flat = tree.flatten({SHARED: {"groups": groups, "others": others, "extras": extras}}, as_tensor)
-        if alone and not flat.tensors:
-            self._groups = groups, flat.skeleton
+        alone = not self._others and not self._extras
+        said = [value for of_one in groups.values() for group in of_one for value in group.values()]
+        self._groups = (groups, flat.skeleton) if alone and all(map(_constant, said)) else None
         return flat.skeleton, tuple(tensor_of(name, tensor) for name, tensor in flat.tensors.items())
+
+    @property
+    def settled(self) -> Json:
+        """What `shared` said last, if `unchanged` tells whether that still holds, and nothing is moving."""
+        return None if self._groups is None or self._moving.any else self._groups[1]
+
+    def unchanged(self) -> bool:
+        """True if what is shared is the same for certain: the same constants, not only equal ones."""
+        if self._groups is None:
+            return False
+        groups = self._groups[0]
+        for name, optimizer in self._optimizers.items():
+            if len(optimizer.param_groups) != len(groups[name]):
+                return False
+            for group, known in zip(optimizer.param_groups, groups[name], strict=True):
+                if len(group) != len(known) + 1:  # the parameters are not in there
+                    return False
+                for key, value in known.items():
+                    if group.get(key, known) is not value:
+                        return False
+        return True
 
     def check(self) -> None:
         """Raise ConfigError if an optimizer updates what is no parameter of the model (any more)."""
@@ -217,19 +238,6 @@ def _check_other(name: str, other: object) -> None:
         )
 
 
-def _same(groups: Mapping[str, list[dict[str, Any]]], known: Mapping[str, list[dict[str, Any]]]) -> bool:
-    """True if optimizers' groups say the same for certain: nothing in there could have been written to."""
-    return all(
-        len(group) == len(other) and all(key in other and _equal(group[key], other[key]) for key in group)
-        for name, of_one in groups.items()
-        for group, other in zip(of_one, known[name], strict=True)
-    )
-
-
-def _equal(value: Any, other: Any) -> bool:
-    kind = type(value)
-    if kind is not type(other):
-        return False
-    if kind is tuple:
-        return len(value) == len(other) and all(map(_equal, value, other))
-    return kind in _CONSTANT and value == other
+def _constant(value: Any) -> bool:
+    """True if nobody can write to it."""
+    return type(value) in _CONSTANT or (type(value) is tuple and all(map(_constant, value)))

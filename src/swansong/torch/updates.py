@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -41,14 +40,14 @@ class Updates:
         self._optimizers, self._scaler, self._vote = dict(optimizers), scaler, vote
         self._clock = UpdateClock("")
         self._gate: Gate | None = None
-        self._begin: Callable[[], object] = lambda: None
+        self._begin: Callable[[], object] | None = None
         self._handles: list[Any] = []
         self._scaler_step: tuple[Any, Any] = (None, None)
         """Ours, while it is in place of the scaler's own, and what it is in place of."""
         self._usual = {id(optimizer): 1 for optimizer in self._optimizers.values()}
         """How often each steps in a step, as far as is known."""
-        self._taken: Counter[int] = Counter()
-        """How often each has stepped in this one."""
+        self._taken: dict[int, int] = {}
+        """How often each has stepped in this one, if at all."""
         self._empty = 0
         """Of these, how often a scaler had it write nothing."""
         self._inside = 0
@@ -77,8 +76,8 @@ class Updates:
             self._scaler.step = self._scaler_step[0]
 
     def use(self, clock: UpdateClock, gate: Gate | None) -> None:
-        """The clock that counts, and the gate to pass; None: updates need not ask."""
-        self._clock, self._gate = clock, gate
+        """The run has begun: the clock that counts, and the gate to pass; None: updates need not ask."""
+        self._clock, self._gate, self._begin = clock, gate, None
 
     def detach(self) -> None:
         """Leave optimizers and scaler as they were. Again, or if not attached: nothing."""
@@ -107,9 +106,10 @@ class Updates:
             self._clock.begin()
         if not self._over:  # or an optimizer stepped less often, or its step raised, and the loop went on
             self._clock.finish()
-        skipped = self._empty == self._taken.total()
-        self._usual = {key: max(usual, self._taken[key]) for key, usual in self._usual.items()}
-        self._taken.clear()
+        skipped = self._empty == sum(self._taken.values())
+        if self._taken != self._usual:
+            self._usual = {key: max(usual, self._taken.get(key, 0)) for key, usual in self._usual.items()}
+        self._taken = {}
         self._inside = self._empty = 0
         self._over = self._passed = self._attempted = False
         self._boundaries += 1
@@ -133,8 +133,12 @@ class Updates:
         if not self._inside:  # its closure was never called
             return
         self._inside -= 1
-        self._empty += _wrote_nothing(optimizer)
-        if not self._inside and all(self._taken[key] >= usual for key, usual in self._usual.items()):
+        if getattr(optimizer, "found_inf", None) is not None:
+            self._empty += _wrote_nothing(optimizer)
+        taken = self._taken
+        if self._inside:
+            return
+        if taken == self._usual or all(taken.get(key, 0) >= usual for key, usual in self._usual.items()):
             self._clock.finish()
             self._over = True
 
@@ -154,14 +158,16 @@ class Updates:
         return run
 
     def _enter(self, optimizer: Optimizer) -> None:
-        self._begin()
-        if not self._taken:
+        if self._begin is not None:
+            self._begin()
+        taken, key = self._taken, id(optimizer)
+        if not taken:
             self._pass()
             self._clock.begin()
         elif self._over:
             self._go_on()
         self._inside += 1
-        self._taken[id(optimizer)] += 1
+        taken[key] = taken.get(key, 0) + 1
         self.seen += 1
         if self.seen == _MANY and not self._boundaries:
             warnings.warn(
@@ -196,7 +202,8 @@ class Updates:
     def _watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(step)
         def run(*args: Any, **kwargs: Any) -> Any:
-            self._begin()
+            if self._begin is not None:
+                self._begin()
             before = self.seen
             self._attempted = True
             result = step(*args, **kwargs)

@@ -26,6 +26,8 @@ _SLICE: Final = timedelta(seconds=0.05)
 """After which a rank that waits for the others looks at its gate."""
 _GRACE_S: Final = 0.5
 """For a vote that is pending when the gate closes: ranks that have voted learn the outcome well within."""
+_NOTICED_S: Final = 1.0
+"""Within which a gate closes, once a rank is gone without which no vote can be counted."""
 _YES: Final = 1
 _STEP: Final = 1 << 20
 """What a step weighs in a vote: more than all ranks' yes together."""
@@ -90,9 +92,11 @@ class Vote:
             return False
         try:
             carried = self._unanimous(gate)
-        except BaseException:
+        except BaseException as error:
             if admitted:
                 clock.withdraw()
+            if isinstance(error, RuntimeError) and _closes(gate):
+                return False  # a rank is gone, and the incident that follows ends the job in its own words
             raise
         if admitted and not carried:
             clock.withdraw()
@@ -140,3 +144,13 @@ class Vote:
                 "must update, or have a scaler leave an update out, equally often"
             )
         return voices == self._size
+
+
+def _closes(gate: Gate) -> bool:
+    """True if the gate is closed, or is soon."""
+    ends = time.monotonic() + _NOTICED_S
+    while gate.state() is GateState.OPEN:
+        if time.monotonic() > ends:
+            return False
+        time.sleep(0.01)
+    return True
