@@ -14,17 +14,12 @@ import pytest
 import xxhash
 
 from child_process import forked
-from swansong.engine import recorder as module
+from swansong.engine import recorder_reading
 from swansong.engine.clock import UNKNOWN, ExternalClock, Reading, UpdateClock
 from swansong.engine.record_places import is_alive, place_of
-from swansong.engine.recorder import (
-    MAX_SLOT_BYTES,
-    Recorder,
-    RecorderOptions,
-    Whose,
-    read_recorder,
-    sweep_recorders,
-)
+from swansong.engine.recorder import Recorder, RecorderOptions
+from swansong.engine.recorder_layout import MAX_SLOT_BYTES, PREFIX, Layout, Whose
+from swansong.engine.recorder_reading import read_recorder, sweep_recorders
 from swansong.errors import ConfigError, RecordError, RecordTooLargeError, SwansongWarning
 
 SLOT = 1000
@@ -279,7 +274,7 @@ def forged(path: Path, **changes: object) -> bytes:
     """A header that is right in form."""
     whose = msgspec.to_builtins(read_recorder(path).whose) | changes
     packed = msgspec.msgpack.encode(whose)
-    return module._PREFIX.pack(b"swansrec", 1, len(packed), xxhash.xxh3_64_intdigest(packed)) + packed
+    return PREFIX.pack(b"swansrec", 1, len(packed), xxhash.xxh3_64_intdigest(packed)) + packed
 
 
 @pytest.mark.parametrize(
@@ -326,7 +321,7 @@ def test_a_damaged_header_is_named(at: int, data: bytes, message: str, recorder:
 
 def test_nonsense_in_counters_and_times_is_no_error(recorder: Recorder) -> None:
     recorder.write_boundary(1, b"state")
-    layout = module._Layout.of(recorder.whose)
+    layout = Layout.of(recorder.whose)
     for filling in (b"\xff", b"\x7f"):
         with recorder.path.open("r+b") as file:
             file.seek(layout.status)
@@ -391,7 +386,7 @@ def test_what_may_live_in_another_container_is_not_swept(
     options: RecorderOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = dead(options, 0, "old")
-    monkeypatch.setattr(module, "host_name", lambda: "elsewhere#12345678")
+    monkeypatch.setattr(recorder_reading, "host_name", lambda: "elsewhere#12345678")
     assert sweep_recorders(options.directory, job="job", keep="present") == []
     assert path.exists()
 

@@ -12,7 +12,7 @@ import pytest
 
 from engine.recorder_victim import SLOT, payload
 from swansong.engine.record_places import place_of
-from swansong.engine.recorder import Recorded, read_recorder, sweep_recorders
+from swansong.engine.recorder_reading import Recorded, read_recorder, sweep_recorders
 from swansong.engine.slots import Record, slot_size
 
 KILLS = 150

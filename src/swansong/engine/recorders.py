@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from swansong.engine.record_places import place_of, ranks_in
-from swansong.engine.recorder import Recorded, read_recorder, sweep_recorders
+from swansong.engine.recorder_reading import Recorded, read_recorder, sweep_recorders
 from swansong.errors import RecordError
 
 _LOOK_S: Final = 0.05

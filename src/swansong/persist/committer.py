@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from swansong.engine.recorder import Recorded
+from swansong.engine.recorder_reading import Recorded
 from swansong.engine.recorders import HostRecorders
 from swansong.engine.storekeeper import StoreCalls
 from swansong.errors import LoadError, SaveError

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from swansong.engine.recorder import Recorded
+from swansong.engine.recorder_reading import Recorded
 from swansong.protocol import messages as m
 
 KEYS: Final = frozenset(

@@ -89,15 +89,13 @@ class Protection:
         """`components` are those that this rank holds; `records` are the boundaries that the loop reaches,
         written to `recorder` if there is one.
         """
-        self._settings, self._recorder, self._swept = settings, recorder, False
+        self._settings, self._recorder = settings, recorder
+        self._swept, self._attend_at = False, 0.0
         self.gate: Final = Gate(lease_s=settings.options.gate_lease_s)
         self.watchdog: Final = Watchdog(settings.stall, time.monotonic())
-        self._attend_at = 0.0
         self._release: m.Release | None = None
-        self._over = threading.Event()
-        """The outcome is known, or this rank may go."""
-        self._left = threading.Event()
-        """The main thread has left the training loop."""
+        self._over, self._left = threading.Event(), threading.Event()
+        """The outcome is known, or this rank may go; the main thread has left the training loop."""
         self._notices: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._rank = LiveRank(
             settings.rank,

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from swansong.engine.recorder import Recorded, Recorder, RecorderOptions
+from swansong.engine.recorder import Recorder, RecorderOptions
+from swansong.engine.recorder_reading import Recorded
 from swansong.engine.recorders import HostRecorders
 from swansong.errors import MalformedError, RecordError
 from swansong.persist import places
