@@ -218,6 +218,62 @@ def test_without_a_limit_or_a_directory_there_is_no_loop(tmp_path: Path, reports
     assert look_for(tmp_path / "none", "model", step=0, limit=1) is None
 
 
+def test_the_kernel_s_race_after_a_kill_does_not_hide_a_crash_loop(reports: Reports) -> None:
+    def gloo(port: int, rank: int) -> Fault:
+        return raised(
+            f"RuntimeError: pair.cc:553] Connection closed by peer [10.0.0.{port % 9}]:{port}", rank=rank
+        )
+
+    steps = {"r0": (7, 7), "r2": (7, 7)}
+    for faults in (
+        (lost(1), gloo(5000, 0)),
+        (gloo(41234, 2), lost(1), gloo(5003, 0)),
+        (gloo(777, 0), gloo(778, 2), lost(1)),
+    ):
+        assert reports.loop(limit=3) is None
+        reports.add(*faults, **steps)
+    loop = reports.loop(limit=3)
+    assert loop is not None
+    assert (loop.what, loop.step) == ("a rank's process was lost", 7), "what began it is said"
+    reports.add(gloo(5004, 0), **steps)
+    loop = reports.loop(limit=4)
+    assert loop is not None, "that a rank was lost may become known too late"
+    assert loop.what == "RuntimeError: pair.cc:553] Connection closed by peer <address>"
+
+
+@pytest.mark.parametrize(
+    ("second", "is_loop"),
+    [
+        ((raised("ValueError: bad"), raised("OSError: broken pipe", rank=2)), True),
+        ((raised("ValueError: worse"), raised("OSError: broken pipe", rank=2)), False),
+        ((raised("OSError: broken pipe", rank=2), raised("ValueError: worse")), True),
+        ((raised("OSError: broken pipe", rank=2),), True),
+    ],
+    ids=["the same", "another exception", "another exception, later", "no other exception"],
+)
+def test_what_an_exception_did_to_the_others_makes_no_two_ends_alike(
+    reports: Reports, second: tuple[Fault, ...], is_loop: bool
+) -> None:
+    reports.add(raised("OSError: broken pipe", rank=2), raised("ValueError: bad"))
+    reports.add(*second)
+    assert (reports.loop() is not None) is is_loop
+
+
+def test_a_rank_without_a_record_was_lost_at_the_step_that_it_had_reported(reports: Reports) -> None:
+    for newest in (7, 8):
+        reports.add(Fault(kind=FaultKind.LOST, rank=3, step=7), r0=(newest, newest))
+    loop = reports.loop()
+    assert loop is not None
+    assert loop.step == 7
+
+
+def test_a_report_names_what_began_it_and_lists_all_in_the_order_of_arrival(reports: Reports) -> None:
+    broken = raised("RuntimeError: Connection closed by peer [127.0.0.1]:38251", rank=0)
+    written = json.loads(reports.add(broken, lost(1)).read_bytes())
+    assert (written["kind"], written["first_fault"]["rank"]) == ("lost", 1)
+    assert [fault["rank"] for fault in written["faults"]] == [0, 1]
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -67,6 +67,42 @@ def test_fault_that_is_told_again_is_one_fault() -> None:
     assert outcome(job).seconds["detect"] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("answered", "again", "step"),
+    [(True, False, 1), (False, False, None), (True, True, 1)],
+    ids=["it had answered", "it had not", "it had, and was asked again"],
+)
+def test_whether_a_lost_rank_was_heard_in_the_incident_is_told(
+    answered: bool, again: bool, step: int | None
+) -> None:
+    job = frozen((("model",),) * 3)
+    if answered:
+        job.report(0, 1)
+    incident = job.controller.incident
+    assert incident is not None
+    if again:
+        incident.freeze(job.now)
+    job.take(m.Died(0))
+    assert [(fault.rank, fault.step) for fault in incident.faults] == [(2, 1), (0, step)]
+
+
+def test_who_reported_no_boundary_has_none_when_it_is_lost() -> None:
+    incident = Incident("i", 0.0, OPTIONS)
+    incident.reports[0] = m.StateReport(incident="i", held={}, settled=True, boundary=None, main="")
+    incident.freeze(1.0)
+    incident.add(m.Fault(kind=FaultKind.LOST, rank=0), 1.0)
+    assert [fault.step for fault in incident.faults] == [None]
+
+
+def test_the_step_of_an_exception_is_the_one_that_its_rank_says() -> None:
+    job = frozen((("model",),) * 3)
+    job.report(0, 3)
+    job.fault(raised(0, 2))
+    incident = job.controller.incident
+    assert incident is not None
+    assert incident.faults[-1].step == 2
+
+
 def test_incident_without_a_fault_yet_began_with_a_loss() -> None:
     assert Incident("i", 0.0, OPTIONS).cause is FaultKind.LOST
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -13,6 +13,9 @@ from swansong.cli.ending import complain
 from swansong.cli.options import AsJson, Debug
 from swansong.errors import MalformedError
 from swansong.persist import incidents, places
+
+_SHOWN: Final = 8
+"""So many faults are listed besides the one that began it."""
 
 
 def command(
@@ -60,13 +63,19 @@ def read(path: Path) -> dict[str, Any]:
 
 def _print(document: dict[str, Any]) -> None:
     first = document["first_fault"] if isinstance(document["first_fault"], dict) else {}
+    faults = document.get("faults")
+    others = [
+        fault for fault in (faults if isinstance(faults, list) else []) if fault != document["first_fault"]
+    ]
     rows = [
         ("incident", document["id"]),
         ("outcome", document["outcome"]),
         ("step", document["step"]),
         ("path", document["path"]),
         ("reason", document["reason"] or None),
-        ("first fault", f"{first.get('kind')}, rank {first.get('rank')}: {first.get('what')}"),
+        ("first fault", _fault(first)),
+        *(("then" if number == 0 else "", _fault(fault)) for number, fault in enumerate(others[:_SHOWN])),
+        ("", f"and {len(others) - _SHOWN} more" if len(others) > _SHOWN else None),
         ("inexact", len(document["inexact"]) or None if isinstance(document["inexact"], list) else None),
         ("resume with", document["resume_command"]),
     ]
@@ -82,3 +91,10 @@ def _print(document: dict[str, Any]) -> None:
             columns,
             [[output.cell(rank.get(name)) for name in ("rank", "step", "main")] for rank in shown],
         )
+
+
+def _fault(fault: Any) -> str:
+    """In a line: an exception's message may have many."""
+    known = fault if isinstance(fault, dict) else {}
+    what = " ".join(str(known.get("what")).split())
+    return f"{known.get('kind')}, rank {known.get('rank')}: {what}"

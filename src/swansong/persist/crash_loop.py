@@ -2,8 +2,10 @@
 
 What is known of earlier starts of a job are the reports of their incidents. The last incident of each start
 is how it ended. Ends are in a row if they belong to one stem, follow each other, and have a failure in
-common: the same exception (type and message) after the same step of the rank that threw it, or the loss of a
-process after the same step of that process or, if it has left no record, of those that remained. Which rank
+common: the same exception (type and message, but for addresses and the like: `persist.failure_text`) after
+the same step of the rank that threw it, or the loss of a process after the same step of that process or, if
+it has left no record, of those that remained. What began an incident always counts, and so does what came
+with it, but for exceptions that speak of a peer that is gone where somebody threw another one. Which rank
 it was does not matter: what one rank runs into today another may tomorrow. An end of another kind (a signal,
 a request, a stall) interrupts the row, and so does progress: a step that the checkpoint to be resumed from
 has left behind.
@@ -24,6 +26,7 @@ import msgspec
 
 from swansong.errors import CrashLoopError
 from swansong.persist import incidents, places
+from swansong.persist.failure_text import normalised, tells_of_a_peer
 from swansong.protocol.messages import FaultKind
 
 LOOKED_AT: Final = 100
@@ -42,7 +45,7 @@ class Failure(NamedTuple):
     """What a start of the job ended with."""
 
     what: str
-    """Type and message of an exception, or other words."""
+    """Type and message of an exception, normalised, or other words."""
     step: int
     """The last that was complete."""
 
@@ -54,7 +57,8 @@ class Ending:
     report: str
     """Path of the report."""
     failures: tuple[Failure, ...]
-    """In the order in which they became known. None: it did not fail, or nobody knows where."""
+    """What began it, then the others in the order in which they became known. None: it did not fail, or
+    nobody knows where."""
 
 
 class CrashLoop(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +120,16 @@ class _Fault(msgspec.Struct):
     kind: str
     rank: int
     what: str = ""
+    traceback: str = ""
     step: int | None = None
+
+    @property
+    def lost(self) -> bool:
+        return self.kind == FaultKind.LOST
+
+    @property
+    def raised(self) -> bool:
+        return self.kind == FaultKind.RAISED
 
 
 class _Rank(msgspec.Struct):
@@ -132,6 +145,7 @@ class _Report(msgspec.Struct):
     run: str
     faults: list[_Fault]
     ranks: list[_Rank]
+    first_fault: _Fault | None = None
 
 
 def endings(directory: Path, stem: str, *, most: int = LOOKED_AT) -> Iterator[Ending]:
@@ -180,10 +194,19 @@ def _failures(report: _Report) -> tuple[Failure, ...]:
     reached = {rank.rank: rank.step if rank.boundary is None else rank.boundary for rank in report.ranks}
     newest = max((step for step in reached.values() if step is not None), default=None)
     failures: list[Failure] = []
-    for fault in report.faults:
-        lost = fault.kind == FaultKind.LOST
-        own = reached.get(fault.rank) if lost else fault.step
-        step = newest if lost and own is None else own
-        if (lost or fault.kind == FaultKind.RAISED) and step is not None:
-            failures.append(Failure(_LOST if lost else fault.what[:1000], step))
+    for fault in _counted(report):
+        known = (reached.get(fault.rank), fault.step, newest) if fault.lost else (fault.step,)
+        step = next((step for step in known if step is not None), None)
+        if step is not None:
+            failures.append(Failure(_LOST if fault.lost else normalised(fault.what), step))
     return tuple(failures)
+
+
+def _counted(report: _Report) -> list[_Fault]:
+    """The faults that may be in common with other ends, what began the incident first."""
+    faults = [fault for fault in report.faults if fault.lost or fault.raised]
+    told = [fault for fault in faults if fault.raised and tells_of_a_peer(fault.what, fault.traceback)]
+    explained = any(fault.raised and fault not in told for fault in faults)
+    first = report.first_fault
+    counted = [fault for fault in faults if fault == first or not (explained and fault in told)]
+    return sorted(counted, key=lambda fault: fault != first)

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from swansong.engine.recorder_reading import Recorded
+from swansong.persist.causes import cause
 from swansong.protocol import messages as m
 
 KEYS: Final = frozenset(
@@ -48,11 +49,12 @@ def document(
     """The report as one JSON document, with a newline at its end.
 
     `stem` and `run` are those of the job's checkpoints; each start of a job has a `run` of its own.
-    `first_fault` is the one that became known first. `ranks` are those that reported and those of which
+    `first_fault` is the one that began it, by `persist.causes`, and `kind` is its kind; `faults` are all, in
+    the order in which they became known. `ranks` are those that reported and those of which
     `remains` tells, the flight recorders of the others; each with the step at which its components are whole
     (null: at none, or at several).
     """
-    first = report.faults[0] if report.faults else None
+    first = cause(report.faults)
     content: dict[str, Any] = {
         "id": report.incident,
         "stem": stem,

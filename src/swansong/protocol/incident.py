@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+import msgspec
+
 from swansong.policy import cut as cutting
 from swansong.policy.cut import Cut, Held, NoCut
 from swansong.protocol import messages as m
@@ -46,7 +48,10 @@ class Incident:
     opened_at: float
     options: ProtocolOptions
     faults: list[Fault] = field(default_factory=list)
-    """In the order in which they became known; the first is the cause."""
+    """In the order in which they became known. A lost rank's step is the last boundary that it reported in
+    this incident; None: it was not heard, so it may have been gone before."""
+    heard: dict[int, int | None] = field(default_factory=dict)
+    """Rank -> last boundary that it reported in this incident, of reports that count no more."""
     frozen_at: float = 0.0
     """When reports were last asked for."""
     round: int = 1
@@ -131,7 +136,7 @@ class Incident:
 
     @property
     def cause(self) -> FaultKind:
-        """What began it."""
+        """What became known first: the ranks end by that. What began it, the report tells."""
         return self.faults[0].kind if self.faults else FaultKind.LOST
 
     @property
@@ -145,6 +150,10 @@ class Incident:
         """Note a fault, unless it is known already."""
         if not self.faults:
             self._took("detect", now - self.opened_at)
+        if fault.kind is FaultKind.LOST:
+            report = self.reports.get(fault.rank)
+            last = self.heard.get(fault.rank) if report is None else report.boundary
+            fault = msgspec.structs.replace(fault, step=last)
         if all((known.kind, known.rank) != (fault.kind, fault.rank) for known in self.faults):
             self.faults.append(fault)
 
@@ -188,15 +197,18 @@ class Incident:
     def freeze(self, now: float) -> None:
         """Forget what was reported, and ask anew. Parts that are durable stay."""
         self.frozen_at, self.reported_at = now, None
-        self.reports.clear()
+        for rank in list(self.reports):
+            self.forget(rank)
         self.moved.clear()
         self.cut = None
         self.values.clear()
         self.orders = [order for order in self.orders if order.done]
 
     def forget(self, rank: int) -> None:
-        """A rank is gone: so is its memory. Parts that it finished stay."""
-        self.reports.pop(rank, None)
+        """What a rank reported does not count any more. Parts that it finished stay."""
+        report = self.reports.pop(rank, None)
+        if report is not None:
+            self.heard[rank] = report.boundary
 
     def readable(self) -> dict[int, cutting.Report]:
         """The reports that say something; who cannot read its clock yet has not reported.
