@@ -25,7 +25,7 @@ from swansong.store.crypt import PieceMac, SealedEncoding, Unsealed
 from swansong.store.layout import Layout, Segment
 from swansong.store.pieces import PIECE, Plain
 from swansong.store.source import PlainFile, open_regular, read
-from swansong.store.writer import Writer, WriterOptions, Written, free_bytes
+from swansong.store.writer import RUN, Writer, WriterOptions, Written, free_bytes
 
 SALT = bytes(range(16))
 NOISE = np.frombuffer(np.random.default_rng(3).bytes(2 * PIECE + 4097), np.uint8)
@@ -194,7 +194,8 @@ def test_space_is_reserved_first_and_all_is_synced_last(tmp_path: Path, files: W
     )
     calls = [call for call, _ in files.calls]
     assert calls == [
-        *("create", "preallocate", "open_direct", "write", "write", "truncate", "set_mode", "sync"),
+        *("create", "preallocate", "open_direct", *["write"] * (PIECE // RUN + 1)),
+        *("truncate", "set_mode", "sync"),
         *("close", "close"),
     ]
     assert files.calls[1][1][1] == PIECE + 4096

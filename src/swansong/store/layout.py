@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,8 @@ class Segment:
     @property
     def nbytes(self) -> int:
         """Length in bytes."""
-        return len(self.data) if isinstance(self.data, bytes) else self.data.nbytes
+        # Not the tensor's own `nbytes`: this is asked for once per tensor of ten thousand, and NumPy knows.
+        return len(self.data) if isinstance(self.data, bytes) else self.data.array.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +53,7 @@ class Layout:
     _starts: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        starts = [0]
-        for segment in self.segments:
-            starts.append(starts[-1] + segment.nbytes)
+        starts = accumulate((segment.nbytes for segment in self.segments), initial=0)
         object.__setattr__(self, "_starts", tuple(starts))
 
     @classmethod
@@ -74,21 +74,19 @@ class Layout:
     def extents(self) -> list[Extent]:
         """Named runs in file order; a tensor that was cut into slices appears once per slice."""
         return [
-            Extent(segment.name, start, start + segment.nbytes)
-            for segment, start in zip(self.segments, self._starts, strict=False)
+            Extent(segment.name, start, stop)
+            for segment, (start, stop) in zip(self.segments, pairwise(self._starts), strict=True)
             if segment.name is not None
         ]
 
     def fill(self, offset: int, out: NDArray[np.uint8]) -> None:
         """Copy body bytes [offset, offset + len(out)) into `out`; long runs release the interpreter lock."""
-        done = 0
         index = bisect_right(self._starts, offset) - 1
-        while done < len(out):
-            segment, start = self.segments[index], self._starts[index]
-            skip = offset + done - start
-            take = min(segment.nbytes - skip, len(out) - done)
-            _copy(segment.data, skip, out[done : done + take])
-            done += take
+        at, end = offset, offset + len(out)
+        while at < end:
+            stop = min(self._starts[index + 1], end)
+            _copy(self.segments[index].data, at - self._starts[index], out[at - offset : stop - offset])
+            at = stop
             index += 1
 
 
