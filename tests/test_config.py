@@ -386,3 +386,10 @@ def test_repr_of_the_default() -> None:
 def test_appended_ints_have_64_bits(value: int) -> None:
     with pytest.raises(ConfigError, match=r"append_info.*64 bits"):
         CheckpointConfig(append_info=[{"count": value}])
+
+
+@pytest.mark.parametrize(
+    ("given", "where"), [(False, None), (True, "thread"), ("thread", "thread"), ("process", "process")]
+)
+def test_where_checkpoints_are_written(given: bool | str, where: str | None) -> None:
+    assert CheckpointConfig(async_save=given).background == where

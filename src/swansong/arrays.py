@@ -31,7 +31,7 @@ from swansong.engine.clock import UpdateClock
 from swansong.errors import ConfigError, NotSupportedError
 from swansong.persist import job
 from swansong.persist.boundary import BoundaryState, pack
-from swansong.persist.loading import described, fill
+from swansong.persist.loading import Kept, described, fill
 from swansong.persist.rank import LiveComponent
 from swansong.persist.session import Cells, Plan, Session, warn
 from swansong.state.components import TensorShape, component_key
@@ -214,10 +214,11 @@ class Run:
 
     def _begin(self, *, resuming: bool, allow_fresh: bool) -> None:
         plan = self._plan
-        facts = self._session.agree(resuming=resuming, allow_fresh=allow_fresh)
-        if facts.checkpoint is not None:
-            path = Path(facts.checkpoint)
-            self.objects = fill(self._tensors, path, self._holder, key=plan.key, nothing_else=self._whole)
+        with Kept() as kept:
+            facts = self._session.agree(resuming=resuming, allow_fresh=allow_fresh, examine=kept.examine)
+            if facts.checkpoint is not None:
+                found = kept.open(Path(facts.checkpoint), plan.key)
+                self.objects = fill(self._tensors, found, self._holder, nothing_else=self._whole)
         self._said = self.objects
 
         def components(cells: Cells) -> tuple[LiveComponent, ...]:

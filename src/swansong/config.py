@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Literal, Self, get_args
 
 from swansong.errors import ConfigError, SwansongWarning
 from swansong.policy.checks import brief, shown, whole_number
@@ -18,7 +18,9 @@ from swansong.policy.save import EverySeconds, EverySteps, Never, SavePolicy
 KEY_SIZES: Final = (16, 24, 32)
 """Lengths of an encryption key, in bytes."""
 ENC_MODES: Final = ("AES-GCM", "AES-CBC")
-ASYNC_MODES: Final = ("thread", "process")
+AsyncMode = Literal["thread", "process"]
+"""Where checkpoints are written while training goes on."""
+ASYNC_MODES: Final = get_args(AsyncMode)
 FORMATS: Final = ("ckpt", "safetensors")
 COUNTERS: Final = ("epoch_num", "step_num")
 """What `append_info` may name: counters that every save fills in."""
@@ -65,7 +67,7 @@ class CheckpointConfig:
     integrated_save: bool = True
     """Merge tensors that are split over ranks into whole ones."""
     async_save: bool | str = False
-    """Write while training goes on: True or "thread", or "process"."""
+    """Write while training goes on: True or "thread", or "process", which outlives a job that is killed."""
     saved_network: Any = None
     """The network to save instead of the one in training."""
     append_info: list[Any] | None = None
@@ -131,6 +133,13 @@ class CheckpointConfig:
     def keep_policy(self) -> KeepPolicy:
         """Which checkpoints stay."""
         return self._keep_policy
+
+    @property
+    def background(self) -> AsyncMode | None:
+        """Where checkpoints are written while training goes on; None: it waits for them."""
+        if not self.async_save:
+            return None
+        return "process" if self.async_save == "process" else "thread"
 
     @property
     def append_dict(self) -> dict[str, Any] | None:

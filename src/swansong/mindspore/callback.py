@@ -69,7 +69,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]
             self._files,
             self._config.keep_policy,
             _options(self._config),
-            background=bool(self._config.async_save),
+            background=self._config.background,
             on_error=on_error,
         )
         self._counters = Counters()
@@ -306,12 +306,6 @@ def _checked_config(config: object) -> framework_free.CheckpointConfig:
     if not isinstance(config, framework_free.CheckpointConfig):
         hint = "; import it from swansong.mindspore" if type(config).__name__ == "CheckpointConfig" else ""
         raise ConfigError(f"config: wanted a swansong CheckpointConfig or None, got {shown(config)}{hint}")
-    if config.async_save == "process":
-        warnings.warn(
-            "async_save='process' is not there yet: checkpoints are written by a thread of this process",
-            SwansongWarning,
-            stacklevel=3,
-        )
     return config
 
 

@@ -46,7 +46,7 @@ def load_checkpoint(
         held = checkpoint.entries | beside
         if wrong := mismatches(state, held):
             raise not_fitting(checkpoint.path, wrong)
-        loaded = {name: new_parameter(name, checkpoint.read(name)) for name in held}
+        loaded = {name: new_parameter(name, tensor) for name, tensor in checkpoint.each(held)}
         loaded |= {name: _appended(name, value) for name, value in checkpoint.append_info.items()}
     for name in state.keys() & held.keys():
         fill(state[name], host_tensor(name, loaded[name]))

@@ -86,7 +86,7 @@ def framework_tensor(tensor: HostTensor) -> Tensor:
     Raises NotSupportedError for element types that MindSpore lacks.
     """
     if tensor.dtype.exact:
-        return Tensor(tensor.array)
+        return Tensor(tensor.array if tensor.array.flags.aligned else tensor.array.copy())
     if tensor.dtype.name not in _CARRIED:
         raise NotSupportedError(f"MindSpore has no {tensor.dtype.name} on this device")
     content = np.ascontiguousarray(tensor.array).tobytes()

@@ -26,6 +26,7 @@ from swansong.store.files import Files
 from swansong.store.manifest import Manifest
 from swansong.store.opening import Checkpoint, open_checkpoint
 from swansong.store.workspace import Workspace
+from swansong.store.writing import await_writers
 
 _PATIENCE_S: Final = 120.0
 """How long a save of the job before is waited for."""
@@ -66,7 +67,7 @@ def resume(
     A new process is best: after an exception inside a network, PyNative mode runs networks twice per step.
 
     All ranks must call it; they take the newest that verifies on every one of them. Checkpoints that a fault
-    left in `ttp_directory` count; one that is still being saved is waited for. Damaged ones are passed over
+    left in `ttp_directory` count. What the job before still saves is waited for. Damaged ones are passed over
     with a SwansongWarning that names them.
 
     With an empty series, returns step 0 and path None. If there are checkpoints but none can be used, raises
@@ -79,7 +80,7 @@ def resume(
     where = checked_directory(directory)
     key, mode = checked_key(dec_key), checked_mode(dec_mode)
     series, network, ranks = naming.checked_prefix(prefix), model.train_network, Ranks.current()
-    _await_incident(ttp_directory)
+    _await_former(where, series, ttp_directory)
     found = agreed(ranks, searched(where, ttp_directory), series, key, allow_fresh=allow_fresh)
     if found is None or found.manifest is None:
         if (earlier := Resumption.pending(network)) is not None:
@@ -134,7 +135,8 @@ def reshuffled(record: RunRecord | None, now: tuple[Seeds, ...], per_epoch: int)
 
 
 def restore(network: nn.Cell, checkpoint: Checkpoint, rank: int = 0) -> None:
-    """Fill every Parameter and buffer of a rank's train network; nothing is changed if they do not fit.
+    """Fill every Parameter and buffer of a rank's train network; nothing is changed if they do not fit, or if
+    anything is damaged.
 
     Raises LoadError that lists what is missing, left over, or of another type or shape; DamagedError.
     """
@@ -144,12 +146,13 @@ def restore(network: nn.Cell, checkpoint: Checkpoint, rank: int = 0) -> None:
     wrong += mismatches(state, part)
     if wrong:
         raise not_fitting(checkpoint.path, wrong)
-    for name, stored in part.items():
-        fill(state[name], stored.read())
+    for name, tensor in checkpoint.each(part):
+        fill(state[name], tensor)
 
 
-def _await_incident(directory: str | Path | None) -> None:
-    """Wait for what the job before may still be saving: its controller outlives it."""
+def _await_former(where: Path, series: str, directory: str | Path | None) -> None:
+    """Wait for what the job before may still be saving: its writer process and its controller outlive it."""
+    await_writers(where, series, Files())
     if directory is None:
         return
     space, deadline = Workspace(checked_path(directory), Files()), time.monotonic() + _PATIENCE_S

@@ -13,6 +13,8 @@ from swansong.persist import job, series_choice
 from swansong.persist.job import JobFacts, JobRefused
 from swansong.store.crypt import Key
 from swansong.store.files import Files
+from swansong.store.latest import Examine
+from swansong.store.verify import usable
 from swansong.store.workspace import Workspace
 
 
@@ -35,6 +37,8 @@ class Start:
     """How long rank 0 is waited for."""
     await_former: Callable[[], object]
     """Waits for the controller of an earlier start, whose checkpoint is to be found. Called on rank 0."""
+    examine: Examine = usable
+    """Finds out whether a checkpoint is sound. Called on rank 0."""
 
 
 def agree(start: Start, files: Files, *, resuming: bool, allow_fresh: bool) -> JobFacts:
@@ -89,7 +93,11 @@ def _found(start: Start, files: Files, resuming: bool, allow_fresh: bool) -> Job
     if not resuming:
         return series_choice.fresh(*arguments)
     return series_choice.resumed(
-        *arguments, key=start.key, allow_fresh=allow_fresh, crash_loop_limit=start.crash_loop_limit
+        *arguments,
+        key=start.key,
+        allow_fresh=allow_fresh,
+        crash_loop_limit=start.crash_loop_limit,
+        examine=start.examine,
     )
 
 

@@ -6,7 +6,6 @@ import errno
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +21,7 @@ from swansong.engine.transport import Connection, connect
 from swansong.errors import ProtocolError, SelfConnectionError, UnreachableError
 from swansong.persist.job import SeriesFacts
 from swansong.protocol.handshake import Identity, Role, Token
+from swansong.store.isolated import isolated_python
 
 RESTART_S: Final = 1.0
 """No process starts controllers more often than this."""
@@ -31,11 +31,6 @@ LAST_TURN_S: Final = 5.0
 """The most that any rank leaves it to others."""
 DIAL_S: Final = 1.0
 """How long one try to connect may take."""
-
-_PROGRAM: Final = (
-    "import sys; sys.path.append(sys.argv.pop(1)); from swansong.persist.controller import main; main()"
-)
-"""Isolated mode knows neither PYTHONPATH nor the working directory, so it is told where this package is."""
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +79,7 @@ class Launcher:
         log = os.open(self._log, flags, 0o600)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _PROGRAM, str(Path(__file__).parents[2])],
+                isolated_python("swansong.persist.controller"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=log,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from swansong.config import AsyncMode
 from swansong.persist.saver import OnError, Request, Saver
 from swansong.policy.keep import KeepPolicy
 from swansong.policy.save import Never, SavePoint, SavePolicy
@@ -59,7 +60,7 @@ class Periodic:
         key: Key | None,
         start: int,
         world_size: int,
-        background: bool = False,
+        background: AsyncMode | None = None,
         on_error: OnError = "raise",
     ) -> None:
         """`start` is the step at which the run begins."""

@@ -52,6 +52,8 @@ class LiveComponent:
     show: Callable[[], Flat]
     """Shows the tensors in place, and the structure that they stand in (None: just their names); called in
     other threads than the one that trains, too."""
+    behind: Callable[[], bool] | None = None
+    """True: it may lack something of its step that other ranks have, so theirs are preferred. Likewise."""
 
     @property
     def nbytes(self) -> int:
@@ -140,6 +142,8 @@ class LiveRank:
 
     def _held(self, component: LiveComponent) -> Held:
         def values() -> str:
+            if component.behind is not None and component.behind():
+                return ""  # who cannot say its values counts only where nobody can: see policy.cut
             reading = component.clock.read()
             known = self._digests.get(component.clock.key)
             if known is None or known[0] != reading:

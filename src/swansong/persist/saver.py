@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from swansong.config import AsyncMode
 from swansong.errors import SaveError, SwansongWarning
 from swansong.policy.keep import KeepPolicy
 from swansong.store.background import Background
 from swansong.store.capture import Staging
 from swansong.store.checkpoint import Content, Kind, Point, Saved, SaveOptions, new_id, short
 from swansong.store.files import Files
-from swansong.store.saving import save
+from swansong.store.remote import Remote
 from swansong.store.series import Series
+from swansong.store.task import Task, carry_out
 from swansong.store.workspace import Workspace
 from swansong.store.writer import Writer, save_error
 
@@ -49,15 +51,28 @@ class Saver:
     """Saves one checkpoint at a time. What fails is raised, or warned of, at the latest in `wait`."""
 
     def __init__(
-        self, files: Files, keep: KeepPolicy, options: SaveOptions, *, background: bool, on_error: OnError
+        self,
+        files: Files,
+        keep: KeepPolicy,
+        options: SaveOptions,
+        *,
+        background: AsyncMode | None,
+        on_error: OnError,
     ) -> None:
+        """`background` is where saves run; None: in the caller's thread."""
         self.latest: Path | None = None
         """The newest checkpoint that is on disk, durably; not one of an exception, as in MindSpore."""
         self.step: int | None = None
         """Step of the last save that is done or under way; None if it failed."""
         self._files, self._keep, self._options, self._on_error = files, keep, options, on_error
         self._writer = Writer(files)
-        self._staging = Staging(self._writer.options.threads)
+        threads = self._writer.options.threads
+        self._remote = (
+            Remote(self._writer.options, lambda memory: Staging(threads, allocate=memory.allocate))
+            if background == "process"
+            else None
+        )
+        self._own_staging = Staging(threads)
         self._background: Background[_Outcome] | None = Background("swansong-save") if background else None
 
     def save(self, request: Callable[[], Request]) -> None:
@@ -77,9 +92,15 @@ class Saver:
         self.guarded(lambda: self._note(self._background.wait() if self._background is not None else None))
 
     def close(self) -> None:
-        """Give memory back. The Saver can be used again."""
+        """Give memory back, and end the writer process. The Saver can be used again."""
         self._writer.close()
         self._staging.close()
+        if self._remote is not None:
+            self._remote.close()
+
+    @property
+    def _staging(self) -> Staging:
+        return self._remote.staging if self._remote is not None else self._own_staging
 
     def _begin(self, request: Request) -> None:
         self.step = request.point.step
@@ -104,23 +125,19 @@ class Saver:
             raise
 
     def _run(self, request: Request, content: Content, seq: int) -> _Outcome:
+        task = Task(
+            series=request.series,
+            name=request.name,
+            content=content,
+            point=request.point,
+            kind=request.kind,
+            seq=seq,
+            options=self._options,
+            keep=self._keep,
+        )
         with _as_save_error(request):
-            saved = save(
-                request.series,
-                self._writer,
-                request.name,
-                content,
-                request.point,
-                kind=request.kind,
-                seq=seq,
-                options=self._options,
-            )
-        unpruned = None
-        try:
-            request.series.prune(self._keep, saved.id)
-        except OSError as error:
-            unpruned = str(error)
-        return _Outcome(saved, request.kind, unpruned)
+            done = self._remote.save(task) if self._remote is not None else carry_out(task, self._writer)
+        return _Outcome(done.saved, request.kind, done.unpruned)
 
     def _note(self, outcome: _Outcome | None) -> None:
         """Take note of a save that is done. What it could not remove is no reason to end training."""

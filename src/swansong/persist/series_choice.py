@@ -14,8 +14,10 @@ from swansong.persist import crash_loop
 from swansong.persist.job import JobFacts, SeriesFacts
 from swansong.store.crypt import Key
 from swansong.store.files import Files
-from swansong.store.latest import choose
+from swansong.store.latest import Examine, choose
 from swansong.store.series import Series
+from swansong.store.verify import usable
+from swansong.store.writing import await_writers
 
 
 def fresh(directory: Path, prefix: str, incarnation: bytes, world_size: int, files: Files) -> JobFacts:
@@ -34,13 +36,15 @@ def resumed(
     key: Key | None,
     allow_fresh: bool,
     crash_loop_limit: int,
+    examine: Examine = usable,
 ) -> JobFacts:
     """Continue with the newest checkpoint that verifies; without any, begin; unless that is a crash loop.
 
     Those passed over are warned of. Raises DamagedError if there are checkpoints and none is usable, unless
     `allow_fresh`; LoadError, OSError.
     """
-    choice = choose([directory], prefix, key=key)
+    await_writers(directory, prefix, files)
+    choice = choose([directory], prefix, key=key, examine=examine)
     if choice.newest is None and choice.passed_over and not allow_fresh:
         reasons = "\n  ".join(f"{found.path}: {reason}" for found, reason in choice.passed_over)
         raise DamagedError(

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swansong.config import CheckpointConfig
@@ -34,6 +34,8 @@ from swansong.protocol.messages import FaultKind
 from swansong.store.checkpoint import Content, Kind
 from swansong.store.crypt import Key
 from swansong.store.files import Files
+from swansong.store.latest import Examine
+from swansong.store.verify import usable
 from swansong.ttp_options import TTPOptions
 
 Cells = Mapping[str, memoryview]
@@ -93,9 +95,10 @@ class Session:
         """True once it is known where the run begins."""
         return self._facts is not None
 
-    def agree(self, *, resuming: bool, allow_fresh: bool = False) -> JobFacts:
+    def agree(self, *, resuming: bool, allow_fresh: bool = False, examine: Examine = usable) -> JobFacts:
         """Find out, with the other ranks, where the run begins. Raises as `agreement.agree` does."""
-        return agree(self._start, self._files, resuming=resuming, allow_fresh=allow_fresh)
+        start = replace(self._start, examine=examine)
+        return agree(start, self._files, resuming=resuming, allow_fresh=allow_fresh)
 
     def agree_on(self, find: Callable[[], JobFacts]) -> JobFacts:
         """The same, where `find` tells it to rank 0. Raises as `agreement.agree_on` does."""
@@ -150,7 +153,7 @@ class Session:
                 key=plan.key,
                 start=facts.step,
                 world_size=plan.world_size,
-                background=bool(plan.config.async_save),
+                background=plan.config.background,
                 on_error=plan.on_error,
             )
         if plan.address is None or not plan.controlled:

@@ -28,8 +28,9 @@ GENERATIONS = 2
 class Staging:
     """Memory for captures. One capture at a time; up to two may be in use."""
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+    def __init__(self, threads: int, *, allocate: Callable[[int], NDArray[np.uint8]] | None = None) -> None:
+        """`allocate` takes that many bytes of memory, freed with their last array; None: of this process."""
+        self._threads, self._allocate = threads, allocate or private_memory
         self._idle: list[NDArray[np.uint8]] = []
         self._free = threading.Semaphore(GENERATIONS)
 
@@ -65,7 +66,8 @@ class Staging:
     def _memory(self, size: int) -> NDArray[np.uint8]:
         memory = self._idle.pop() if self._idle else None
         if memory is None or len(memory) < size:
-            memory = np.frombuffer(mmap.mmap(-1, max(size, mmap.PAGESIZE)), np.uint8)
+            memory = None  # before there is more
+            memory = self._allocate(max(size, mmap.PAGESIZE))
         return memory
 
     def _give_back(self, memory: NDArray[np.uint8]) -> None:
@@ -84,6 +86,11 @@ class Staging:
             list(
                 pool.map(lambda job: np.copyto(job[0], job[1]), [run for job in large for run in _runs(*job)])
             )
+
+
+def private_memory(size: int) -> NDArray[np.uint8]:
+    """Fresh memory of this process; its pages are taken when they are first touched."""
+    return np.frombuffer(mmap.mmap(-1, size), np.uint8)
 
 
 def _needed(values: Mapping[str, object]) -> int:

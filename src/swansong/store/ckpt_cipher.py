@@ -102,7 +102,7 @@ class MindSporeEncoding:
 
 
 class MindSporeDecrypted:
-    """A Source of plain bytes over a Source of stored ones, in blocks of any size up to 64 MiB.
+    """A PieceSource of plain bytes over a Source of stored ones, in blocks of any size up to 64 MiB.
 
     Keeps the block decrypted last, so that reading in file order decrypts each block once. Memory: up to
     three blocks per reading thread. Thread-safe if `stored` is.
@@ -127,9 +127,12 @@ class MindSporeDecrypted:
         if self._form.padded and plain[:1].tobytes() != _FIRST_BYTE:
             raise self._does_not_decrypt(0)
         self._cached = 0, plain
-        self._offsets, self._starts = self._even_blocks(first, len(plain)) or self._any_blocks()
+        even = self._even_blocks(first, len(plain))
+        self._offsets, self._starts = even or self._any_blocks()
         """Where each block begins in the stored and in the plain bytes; then, where the last one ends."""
         self.size = self._starts[-1]
+        self.piece = len(plain) if even else 0
+        """Plain bytes of every block but the last; 0 if they differ."""
 
     def __repr__(self) -> str:
         return f"MindSporeDecrypted({self.path!r}, {self._key!r}, {self._form.mode!r})"
@@ -150,6 +153,12 @@ class MindSporeDecrypted:
                 np.copyto(target, self._plain(index)[skip : skip + take])
             done += take
             index += 1
+
+    def read_piece(self, index: int, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """See PieceSource; for blocks that all are alike, and no larger than PIECE."""
+        target = buffer[: self._starts[index + 1] - self._starts[index]]
+        self.read_into(self._starts[index], target)
+        return target
 
     def _even_blocks(self, first: Block, plain_size: int) -> tuple[list[int], list[int]] | None:
         """Offsets and starts if all blocks but the last are as long as the first; None if not.

@@ -39,7 +39,9 @@ KEY_SIZES: Final = (16, 24, 32)
 
 
 class Key:
-    """A user's key. Its bytes leave this object only as derived keys, or to MindSpore's own cipher."""
+    """A user's key. Its bytes leave this object only as derived keys, to MindSpore's own cipher, or privately
+    to a process that this one has started.
+    """
 
     __slots__ = ("_material",)
 
@@ -141,10 +143,12 @@ class SealedEncoding:
 
 
 class Unsealed:
-    """A Source of plain bytes over a Source of sealed ones.
+    """A PieceSource of plain bytes over a Source of sealed ones.
 
-    Keeps one decrypted piece, so reads in file order decrypt each piece once.
+    For `read_into`, keeps one decrypted piece, so reads in file order decrypt each piece once.
     """
+
+    piece = PIECE - TAG
 
     def __init__(self, stored: Source, key: Key, salt: bytes) -> None:
         """Raises MalformedError if no sealed file has that size."""
@@ -163,7 +167,7 @@ class Unsealed:
         self.size = stored.size - TAG * self._count
         self._guard = threading.Lock()
         self._cached = -1
-        self._plain = np.empty(0, np.uint8)
+        self._buffer = self._plain = np.empty(0, np.uint8)
 
     def read_into(self, offset: int, out: NDArray[np.uint8]) -> None:
         """See Source."""
@@ -174,22 +178,23 @@ class Unsealed:
             while done < len(out):
                 index, skip = divmod(offset + done, step)
                 if index != self._cached:
-                    self._plain, self._cached = self._piece(index), index
+                    self._cached = -1  # the buffer is about to be overwritten
+                    if not len(self._buffer):
+                        self._buffer = np.empty(min(PIECE, self._stored.size), np.uint8)
+                    self._plain, self._cached = self.read_piece(index, self._buffer), index
                 take = min(len(self._plain) - skip, len(out) - done)
                 np.copyto(out[done : done + take], self._plain[skip : skip + take])
                 done += take
 
-    def check(self, index: int) -> int:
-        """Read one piece and check that it authenticates; return its stored length. Errors as `read_into`."""
-        return len(self._piece(index)) + TAG
-
-    def _piece(self, index: int) -> NDArray[np.uint8]:
+    def read_piece(self, index: int, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """See PieceSource. Decrypts in place."""
         start = index * PIECE
-        stored = np.empty(min(PIECE, self._stored.size - start), np.uint8)
+        stored = buffer[: min(PIECE, self._stored.size - start)]
         self._stored.read_into(start, stored)
+        plain = stored[: len(stored) - TAG]
         nonce = _nonce(index, index == self._count - 1)
         try:
-            plain = self._cipher.decrypt(nonce, stored.data, self._salt + nonce)
+            self._cipher.decrypt_into(nonce, stored.data, self._salt + nonce, plain.data)
         except InvalidTag:
             raise DamagedError(
                 f"{self.path}: the piece at byte {start} does not authenticate; the file was changed, cut or "
@@ -198,4 +203,11 @@ class Unsealed:
                 file=self.path,
                 offset=start,
             ) from None
-        return np.frombuffer(plain, np.uint8)
+        return plain
+
+    def check(self, index: int, buffer: NDArray[np.uint8] | None = None) -> int:
+        """Read one piece, by way of `buffer` if given, and check that it authenticates; return its stored
+        length. Errors as `read_into`.
+        """
+        given = np.empty(min(PIECE, self._stored.size), np.uint8) if buffer is None else buffer
+        return len(self.read_piece(index, given)) + TAG

@@ -89,6 +89,10 @@ class Files:
         """Take an exclusive lock on a file, created if need be. BlockingIOError if held and not `wait`."""
         return FileLock(path, wait=wait)
 
+    def share_lock(self, path: Path) -> FileLock:
+        """Take a lock that others may share, after waiting for whoever has it exclusively."""
+        return FileLock(path, wait=True, shared=True)
+
     def write_hint(self, lock: FileLock, data: bytes) -> None:
         """Replace a lock file's content. Not durable: readers must be able to do without it."""
         lock.write(data)
@@ -136,20 +140,21 @@ class Files:
 
 
 class FileLock:
-    """An exclusive `flock` on a file that may be created for it.
+    """A `flock` on a file that may be created for it: exclusive, unless it is to be shared.
 
     Belongs to the open file, so it ends with the process however that dies. A forked child inherits the open
     file and would keep the lock alive, so children close theirs.
     """
 
-    def __init__(self, path: Path, *, wait: bool) -> None:
+    def __init__(self, path: Path, *, wait: bool, shared: bool = False) -> None:
         """Take the lock. With `wait=False`, BlockingIOError if somebody holds it."""
         self.path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         # Before the lock is taken: another thread may fork while this one waits for it.
         _open.add(self)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(self._descriptor, kind | (0 if wait else fcntl.LOCK_NB))
         except BaseException:
             self.release()
             raise
@@ -158,6 +163,10 @@ class FileLock:
     def held(self) -> bool:
         """False once it was released, and in a forked child."""
         return self._descriptor >= 0
+
+    def fileno(self) -> int:
+        """The open file, to be passed on: it is locked until its last copy is closed."""
+        return self._descriptor
 
     def read(self) -> bytes:
         """The lock file's content (at most 64 KiB)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,13 +30,23 @@ class Choice:
             warnings.warn(f"{found.path} is passed over: {reason}", SwansongWarning, stacklevel=3)
 
 
+Examine = Callable[[Found, Key | None], str | None]
+"""Says what is wrong with a committed checkpoint as a whole; None if nothing is. See `verify.usable`."""
+
+
 def choose(
-    directories: Sequence[Path], series: str, *, key: Key | None = None, limit: int | None = None
+    directories: Sequence[Path],
+    series: str,
+    *,
+    key: Key | None = None,
+    limit: int | None = None,
+    examine: Examine = usable,
 ) -> Choice:
     """Find the newest checkpoint of `series` in `directories` (by seq) that verifies as a whole.
 
     Directories that do not exist are empty. With a key, it must have been sealed with that key; one that the
     key does not open is passed over like a damaged one. With `limit`, those with a higher seq do not count.
+    The last one for which `examine` finds nothing wrong is the one that is chosen.
     Raises LoadError for a directory that cannot be read.
     """
     candidates = [found for directory in directories for found in _scan(directory)]
@@ -50,7 +60,7 @@ def choose(
         if limit is None or f.manifest.seq <= limit
     ]
     for found in sorted(dated, key=lambda f: -f.manifest.seq if f.manifest is not None else 0):
-        problem = usable(found, key)
+        problem = examine(found, key)
         if problem is None:
             return Choice(found, tuple(_newer(passed, found)))
         passed.append((found, problem))

@@ -7,6 +7,7 @@
 .swansong/{name}.{id8}.json                         manifest of the single file {name}
 .swansong/{name}.{id8}.rest.safetensors[.sealed]    parameters that the single file leaves out
 .swansong/{series}.lock                             highest seq drawn; flocked while drawing or pruning
+.swansong/{series}.writers                          flocked, shared, while writer processes are at work
 .swansong/tmp/{id8}-{name}                          being written; flocked through {id8}-{name}.lock
 {name}/manifest.json                                manifest of a native directory
 {name}/c{part}-{number}-{id8}.safetensors[.sealed]  its data files
@@ -194,6 +195,11 @@ def rank_file(rank: int, number: int, epoch: int, step_in_epoch: int) -> str:
 def series_lock(series: str) -> str:
     """Lock and counter of a series."""
     return f"{series}{LOCK}"
+
+
+def series_writers(series: str) -> str:
+    """Lock that tells whether writer processes are at work on a series. No other name ends like it."""
+    return f"{series}.writers"
 
 
 def temporary(id8: str, name: str) -> str:

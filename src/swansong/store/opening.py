@@ -7,14 +7,12 @@ unverified.
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 
@@ -31,8 +29,7 @@ from swansong.errors import (
 )
 from swansong.state import tree
 from swansong.state.boxes import Box
-from swansong.state.dtypes import DTYPES, DType
-from swansong.state.tensors import HostTensor
+from swansong.state.dtypes import DTYPES
 from swansong.store import catalog, members, naming, placement, safetensors
 from swansong.store import manifest as manifests
 from swansong.store.catalog import ATTEMPTS
@@ -42,97 +39,15 @@ from swansong.store.ckpt_blocks import mode_of
 from swansong.store.ckpt_cipher import MindSporeDecrypted, MindSporeEncoding, looks_encrypted
 from swansong.store.crypt import Key, PieceMac, SealedEncoding, Unsealed
 from swansong.store.manifest import FileRecord, Manifest, TensorRecord
-from swansong.store.source import PlainFile, Source, TensorEntry, open_regular, read_tensor
+from swansong.store.opened import Checkpoint
+from swansong.store.source import PlainFile, Source, TensorEntry, open_regular
+from swansong.store.stored import Placed, StoredTensor
 from swansong.store.verified import Verified
+
+__all__ = ["Checkpoint", "StoredTensor", "open_checkpoint", "open_file", "plain_source"]
 
 _PATIENCE: Final = 100
 """Times that somebody may replace a checkpoint while it is being opened."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """One chunk of a tensor."""
-
-    entry: TensorEntry
-    source: Source
-    box: Box | None
-    """Where it belongs; None: it is the whole tensor."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor of an open checkpoint."""
-
-    name: str
-    dtype: DType
-    shape: tuple[int, ...]
-    chunks: tuple[Placed, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the elements in bytes."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def read(self) -> HostTensor:
-        """Read it into fresh memory. Errors as `Source.read_into`."""
-        if len(self.chunks) == 1 and self.chunks[0].box is None:
-            return read_tensor(self.chunks[0].source, self.chunks[0].entry)
-        whole = np.empty(self.shape, self.dtype.carrier)
-        for chunk in self.chunks:
-            part = read_tensor(chunk.source, chunk.entry)
-            whole[chunk.box.slices if chunk.box is not None else ...] = part.array
-        return HostTensor(self.dtype, whole)
-
-
-class Checkpoint:
-    """An open checkpoint. Close it, or use it in a `with` block."""
-
-    def __init__(self, path: Path, manifest: Manifest | None, stack: ExitStack) -> None:
-        self.path = path
-        self.manifest = manifest
-        """None: unverified, nothing but the container vouches for the content."""
-        self.entries: dict[str, StoredTensor] = {}
-        """Tensors of the checkpoint proper, by name; aliases of tied tensors included."""
-        self.rest: dict[str, StoredTensor] = {}
-        """Tensors kept beside a single file that leaves them out."""
-        self.append_info: dict[str, Any] = {}
-        """What the user appended, tensors not included (those are entries)."""
-        self.objects: dict[str, Any] = {}
-        """Whatever else the state consists of; in place of its tensors, which are among `entries`, those."""
-        self._stack = stack
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the files. Tensors that were read stay."""
-        self._stack.close()
-
-    def read(self, name: str) -> HostTensor:
-        """Read one tensor (also of `rest`), verified, into fresh memory; shape and dtype as saved.
-
-        Raises KeyError for an unknown name, DigestMismatchError or another DamagedError that names it.
-        """
-        stored = self.entries.get(name) or self.rest[name]
-        try:
-            return stored.read()
-        except DamagedError as error:
-            error.tensor = name
-            raise
-
-    def read_all(self) -> dict[str, HostTensor]:
-        """Read every tensor of `entries`, in file order, so that each piece is read once."""
-        return {name: self.read(name) for name in self.entries}
-
-    def state(self) -> Any:
-        """The nested state, as it was given to be saved: HostTensors for tensors, arrays for NumPy arrays."""
-        skeleton = self.manifest.objects.get("state") if self.manifest and self.manifest.objects else None
-        if skeleton is None:
-            return self.read_all()
-        return tree.unflatten(skeleton, self.read_all(), as_array=lambda tensor: tensor.array)
 
 
 def open_checkpoint(
@@ -165,6 +80,8 @@ def open_file(path: Path, stack: ExitStack) -> PlainFile:
     """Open a data file for reading until `stack` closes. Raises OSError, MalformedError (no regular file)."""
     descriptor = open_regular(path)
     stack.callback(os.close, descriptor)
+    # Threads that take turns at pieces look like random access, for which the kernel would not read ahead.
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     return PlainFile(descriptor, str(path))
 
 

@@ -22,6 +22,7 @@ from swansong.store.manifest import Manifest
 from swansong.store.source import PlainFile, open_regular
 from swansong.store.sweeping import sweep_directory, sweep_sidecars
 from swansong.store.workspace import Workspace
+from swansong.store.writing import await_writers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +45,13 @@ class Series:
     def fresh(cls, directory: Path, name: str, files: Files) -> Series:
         """Begin a run that was not resumed. In an occupied directory its stem gets a number.
 
-        Raises ConfigError for a name that cannot be one, OSError if the directory cannot be made or written.
+        What a writer process of an earlier run still saves there is waited for: it may take a stem. Raises
+        ConfigError for a name that cannot be one, OSError if the directory cannot be made or written.
         """
         naming.checked_prefix(name)
         space = Workspace(directory, files)
         space.prepare()
+        await_writers(directory, name, files)
         stem = naming.free_stem(name, [entry.name for entry in os.scandir(directory) if _takes_a_stem(entry)])
         return cls(
             space=space, name=name, stem=stem, run=new_id(), parent=None, floor=_highest(directory, name)

@@ -10,7 +10,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from swansong.errors import MalformedError
 from swansong.state.dtypes import DType
 from swansong.state.tensors import HostTensor
+from swansong.store.pieces import PIECE
 
 
 class Source(Protocol):
@@ -38,6 +39,23 @@ class Source(Protocol):
 
         Raises DamagedError where the bytes are not the committed ones, MalformedError if the range does not
         lie inside the file.
+        """
+        ...
+
+
+@runtime_checkable
+class PieceSource(Source, Protocol):
+    """A Source whose pieces several threads may read at once, each into a buffer of its own."""
+
+    @property
+    def piece(self) -> int:
+        """Bytes in every piece but the last: what is checked as a whole. At most PIECE."""
+        ...
+
+    def read_piece(self, index: int, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Read piece `index` by way of `buffer`, which has PIECE bytes; return its bytes, a view of `buffer`.
+
+        Errors as `read_into`. What `buffer` holds then is not to be used.
         """
         ...
 
@@ -109,6 +127,8 @@ def open_regular(path: Path) -> int:
 class PlainFile:
     """An open file's bytes, unchecked. Does not own the descriptor."""
 
+    piece = PIECE
+
     def __init__(self, descriptor: int, path: str) -> None:
         self.descriptor = descriptor
         self.path = path
@@ -128,3 +148,9 @@ class PlainFile:
                     offset=offset + done,
                 )
             done += count
+
+    def read_piece(self, index: int, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """See PieceSource."""
+        target = buffer[: min(PIECE, self.size - index * PIECE)]
+        self.read_into(index * PIECE, target)
+        return target

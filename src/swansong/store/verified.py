@@ -19,7 +19,7 @@ PieceMacFunction = Callable[[int, bool, NDArray[np.uint8]], str]
 
 
 class Verified:
-    """A Source of stored bytes, each piece digested when first read.
+    """A PieceSource of stored bytes, each piece digested when first read.
 
     Reads that cover whole pieces go straight to their destination; for others, one piece is kept.
     `names_at(start, stop)` tells which tensors stand in a range of stored bytes, for messages.
@@ -33,8 +33,10 @@ class Verified:
         mac: PieceMacFunction | None = None,
     ) -> None:
         """Raises MalformedError if the file's size is not the recorded one."""
-        self._stored, self._record, self._names_at, self._mac = stored, record, names_at, mac
-        self.path, self.size = stored.path, stored.size
+        self.stored = stored
+        """The same bytes, unchecked."""
+        self._record, self._names_at, self._mac = record, names_at, mac
+        self.path, self.size, self.piece = stored.path, stored.size, record.piece
         self._guard = threading.Lock()
         self._cached = -1
         self._piece = np.empty(0, np.uint8)
@@ -72,18 +74,26 @@ class Verified:
                     np.copyto(target, self._piece[skip : skip + take])
             done += take
 
+    def read_piece(self, index: int, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """See PieceSource."""
+        target = buffer[: self._length(index)]
+        self._read_piece(index, target)
+        return target
+
     def check(self, index: int, buffer: NDArray[np.uint8]) -> int:
         """Read one piece into `buffer` (of at least a piece's length) and check it; return its length."""
-        length = self._length(index)
-        self._read_piece(index, buffer[:length])
-        return length
+        return len(self.read_piece(index, buffer))
 
     def _length(self, index: int) -> int:
         return min(self._record.piece, self.size - index * self._record.piece)
 
     def _read_piece(self, index: int, target: NDArray[np.uint8]) -> None:
+        self.stored.read_into(index * self._record.piece, target)
+        self.check_bytes(index, target)
+
+    def check_bytes(self, index: int, target: NDArray[np.uint8]) -> None:
+        """Check the bytes of a piece that were read in another way. Errors as `read_into`."""
         start = index * self._record.piece
-        self._stored.read_into(start, target)
         want, got = self._record.digests[index], xxhash.xxh3_128_hexdigest(target.data)
         if want != got:
             names = self._names_at(start, start + len(target))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swansong.errors import (
     CheckpointNotFoundError,
@@ -21,12 +23,16 @@ from swansong.store.catalog import ATTEMPTS, Found
 from swansong.store.crypt import Key, PieceMac, Unsealed
 from swansong.store.manifest import FileRecord
 from swansong.store.opening import open_checkpoint, open_file
+from swansong.store.pieces import PIECE
 from swansong.store.placement import names_in
+from swansong.store.reading import in_parallel
 from swansong.store.source import PlainFile
 from swansong.store.verified import Verified
 
 Progress = Callable[[int], None]
-"""Called with the number of bytes checked since the last call."""
+"""Called with the number of bytes checked since the last call, by one thread at a time."""
+PieceCheck = Callable[[int, NDArray[np.uint8]], int]
+"""Checks piece number n by way of a buffer, and returns its length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,10 +173,11 @@ def _check(found: Found, key: Key | None, progress: Progress | None) -> tuple[in
             try:
                 source = open_file(base / file.name, stack)
                 check_piece = _piece_check(source, file, names_in(record, index), key)
+                room = min(PIECE, source.size)
             except (LoadError, OSError) as error:
                 problems.append(_from_error(found, error, str(base / file.name)))
                 continue
-            size, wrong = _check_pieces(found, source.path, len(file.digests), check_piece, progress)
+            size, wrong = _check_pieces(found, source.path, len(file.digests), check_piece, room, progress)
             checked += size
             problems += wrong
     return checked, problems
@@ -195,7 +202,7 @@ def usable(found: Found, key: Key | None = None) -> str | None:
 
 def _piece_check(
     data: PlainFile, record: FileRecord, names: Callable[[int, int], list[str]], key: Key | None
-) -> Callable[[int], int]:
+) -> PieceCheck:
     """What checks one piece of a file and returns its length. Errors as those of the Sources."""
     salt = bytes.fromhex(record.salt) if record.salt is not None else b""
     mac = PieceMac(key, salt) if key is not None and record.macs is not None else None
@@ -203,25 +210,31 @@ def _piece_check(
     if key is not None and record.scheme == "sealed":
         # A digest proves nothing against somebody who knows how it is made; that takes the key.
         return Unsealed(stored, key, salt).check
-    buffer = np.empty(min(record.piece, data.size), np.uint8)
-    return lambda index: stored.check(index, buffer)
+    return stored.check
 
 
 def _check_pieces(
-    found: Found, file: str, count: int, check_piece: Callable[[int], int], progress: Progress | None
+    found: Found, file: str, count: int, check_piece: PieceCheck, room: int, progress: Progress | None
 ) -> tuple[int, list[Problem]]:
+    """Check all pieces, some at a time; what is wrong is told in their order."""
     checked = 0
-    problems = []
-    for index in range(count):
+    problems: dict[int, Problem] = {}
+    guard = threading.Lock()
+
+    def one(index: int, buffer: NDArray[np.uint8]) -> None:
+        nonlocal checked
         try:
-            size = check_piece(index)
+            size = check_piece(index, buffer)
         except (LoadError, OSError) as error:
-            problems.append(_from_error(found, error, file))
-            continue
-        checked += size
-        if progress is not None:
-            progress(size)
-    return checked, problems
+            problems[index] = _from_error(found, error, file)
+            return
+        with guard:  # nobody who watches progress needs to expect two calls at once
+            checked += size
+            if progress is not None:
+                progress(size)
+
+    in_parallel(range(count), one, buffer=room)
+    return checked, [problems[index] for index in sorted(problems)]
 
 
 def _check_foreign(found: Found, key: Key | None) -> tuple[int, list[Problem]]:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from torch import nn
 
 from swansong.engine.clock import UpdateClock
 from swansong.errors import ConfigError, NotSupportedError
 from swansong.persist.boundary import BoundaryState, Record, own_of
-from swansong.persist.loading import structures
+from swansong.persist.loading import Kept, structures
 from swansong.persist.periodic import Schedule
 from swansong.persist.rank import LiveComponent
 from swansong.persist.session import Cells, Plan, Session, warn, went_well
 from swansong.policy.save import EverySteps, Never
 from swansong.state.components import component_key
 from swansong.state.leaves import Json
+from swansong.state.tree import Flat
 from swansong.store.checkpoint import Content
+from swansong.store.opening import Checkpoint
 from swansong.torch.loading import restored
 from swansong.torch.moved import Moved
+from swansong.torch.on_device import OnDevice
 from swansong.torch.position import NOT_POSITIONED, Feed
 from swansong.torch.ranks import Ranks
 from swansong.torch.state import TrainingState
@@ -44,14 +48,16 @@ class Run:
         moved: Moved,
         feed: Feed | None,
         placement: str | None,
+        device: torch.device | None = None,
     ) -> None:
-        """See `protect`."""
+        """See `protect`. `device` has the parameters, if it is not the CPU."""
         self._plan, self._ranks, self._state, self._updates = plan, ranks, state, updates
         self._moved, self._feed, self._placement = moved, feed, placement
         self._component = component_key(state.shapes(), placement=placement, rank=plan.rank)
         self._session = Session(plan, self._content)
         self._schedule: Schedule | None = None
         self._clock = UpdateClock(self._component)
+        self._device = OnDevice(device, state.live) if device is not None and plan.controlled else None
         self._last: bytes | None = None
         """As recorded at the last boundary."""
         self._told: bytes | None = None
@@ -90,6 +96,8 @@ class Run:
         finally:
             self._forward.remove()
             self._updates.detach()
+            if self._device is not None:
+                self._device.close()
 
     # -- what can be asked ----------------------------------------------------------------------------
 
@@ -213,6 +221,8 @@ class Run:
         self._last = self._told if payload is None else payload
         if due and self._plan.rank != 0:
             self._gather()
+        if self._device is not None:
+            self._device.boundary()
         self._session.boundary(payload, due=due)
 
     def _check_position(self) -> None:
@@ -266,20 +276,29 @@ class Run:
 
     def _begin(self, *, resuming: bool, allow_fresh: bool = False, allow_reshuffle: bool = False) -> None:
         plan = self._plan
-        facts = self._session.agree(resuming=resuming, allow_fresh=allow_fresh)
-        if facts.checkpoint is not None:
-            saved = restored(Path(facts.checkpoint), self._component, plan.rank, key=plan.key)
-            reasons = self._moved.restore(saved, allow_reshuffle=allow_reshuffle)
-            self.inexact = [*saved.inexact, *reasons]
+        with Kept(Checkpoint.map_all) as kept:
+            facts = self._session.agree(resuming=resuming, allow_fresh=allow_fresh, examine=kept.examine)
+            if facts.checkpoint is not None:
+                saved = restored(kept.open(Path(facts.checkpoint), plan.key), self._component, plan.rank)
+                reasons = self._moved.restore(saved, allow_reshuffle=allow_reshuffle)
+                self.inexact = [*saved.inexact, *reasons]
             for reason in self.inexact:
                 warn(f"resumed at step {facts.step}, not exactly: {reason}")
         if plan.config is not None:
             self._schedule = Schedule(plan.config.save_policy, facts.step)
 
         def components(cells: Cells) -> tuple[LiveComponent, ...]:
-            clock = UpdateClock(self._component, step=facts.step, cells=cells.get(self._component))
+            key, device = self._component, self._device
+            live: Callable[[], Flat] = self._state.live
+            behind = self._state.behind
+            if device is None:
+                clock = UpdateClock(key, step=facts.step, cells=cells.get(key))
+            else:
+                clock, live = device.begin(key, facts.step, cells.get(key)), device.show
             self._clock = clock
-            return (LiveComponent("model and optimizer", clock, self._state.live),)
+            return (
+                LiveComponent("model and optimizer", clock, live, behind if self._state.averages else None),
+            )
 
         self._session.begin(facts, [self._component], components)
         self._updates.use(self._clock, self._session.gate)
@@ -291,6 +310,8 @@ class Run:
                 self._warn_unseen("training has ended")
             if self._unsaved() and self._plan.rank != 0:
                 self._gather()
+        else:
+            self._updates.abandon()
         self._session.end(error)
 
     def _unsaved(self) -> bool:

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from swansong.errors import NotSupportedError, UnrepresentableError
 from swansong.state.dtypes import DTYPES
@@ -51,18 +52,35 @@ def as_tensor(value: object) -> HostTensor | None:
     return host_tensor(value, "tensor") if isinstance(value, torch.Tensor) else None
 
 
+def form_of(value: object) -> HostTensor | None:
+    """As `as_tensor`, with nothing of a tensor that is elsewhere than on the CPU but its form."""
+    if isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta"):
+        value = torch.empty_like(value, device="cpu")
+    return as_tensor(value)
+
+
 def torch_tensor(tensor: HostTensor, device: torch.device | str = "cpu") -> torch.Tensor:
     """A new tensor with these elements."""
-    dtype = TYPES.get(tensor.dtype.name)
-    if dtype is None:
-        raise NotSupportedError(f"this PyTorch has no type {tensor.dtype.name}")
-    carrier = np.array(tensor.array, copy=True, order="C")  # np.ascontiguousarray would turn () into (1,)
-    if not tensor.dtype.exact:
-        carrier = carrier.view(np.uint8 if carrier.itemsize == 1 else np.int16)
-    return torch.from_numpy(carrier).view(dtype).to(device)
+    return _shown(HostTensor(tensor.dtype, _copy(tensor.array))).to(device)
 
 
 def fill(target: torch.Tensor, tensor: HostTensor) -> None:
     """Write a tensor's elements into one of the same type and shape, in place."""
+    flags = tensor.array.flags
     with torch.no_grad():
-        target.copy_(torch_tensor(tensor))
+        target.copy_(_shown(tensor) if flags.carray else torch_tensor(tensor))
+
+
+def _copy(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    return np.array(array, copy=True, order="C")  # np.ascontiguousarray would turn () into (1,)
+
+
+def _shown(tensor: HostTensor) -> torch.Tensor:
+    """A tensor on the same memory, which is aligned, contiguous and writable."""
+    dtype = TYPES.get(tensor.dtype.name)
+    if dtype is None:
+        raise NotSupportedError(f"this PyTorch has no type {tensor.dtype.name}")
+    carrier = tensor.array
+    if not tensor.dtype.exact:
+        carrier = carrier.view(np.uint8 if carrier.itemsize == 1 else np.int16)
+    return torch.from_numpy(carrier).view(dtype)
