@@ -106,6 +106,7 @@ class TorchJob:
             "save_steps": 0,
             "options": QUICK,
             "slow_s": 0.0,
+            "compiled": None,
             "init_method": "env://",
         } | given
         self._zygote: Zygote | None = zygote
@@ -188,6 +189,12 @@ class TorchJob:
         ended = self._zygote.ended
         until(lambda: all(pid in ended for pid in self._pids), PATIENCE_S)
         return [ended[pid] for pid in self._pids]
+
+    def ended(self) -> dict[int, int]:
+        """How forked ranks have ended that have, by rank."""
+        assert self._zygote is not None
+        known = self._zygote.ended
+        return {rank: known[pid] for rank, pid in enumerate(self._pids) if pid in known}
 
     def errors(self, rank: int | None = None) -> str:
         """What was said on standard error: by a rank, or under torchrun by all."""

@@ -138,6 +138,8 @@ class Training:
         # resume would be summed in another order than undisturbed.
         self.ddp = DistributedDataParallel(self.model, find_unused_parameters=True)
         self.ddp.register_comm_hook(faults, reduced)
+        compiled = plan["compiled"]
+        self.whole = self.ddp if compiled is None else torch.compile(self.ddp, backend=compiled)
         groups = [{"params": layer.parameters()} for layer in (self.model.first, self.model.second)]
         groups[0]["params"] = [*self.model.first.parameters(), *self.model.norm.parameters()]
         self.optimizer = Momentum(groups, lr=0.05, momentum=0.9, foreach=False, faults=faults)
@@ -152,7 +154,7 @@ class Training:
     def protected(self) -> swansong.torch.Run:
         plan = self.plan
         return swansong.torch.protect(
-            model=self.ddp,
+            model=self.whole,
             optimizer=self.optimizer,
             loader=self.loader,
             scheduler=self.scheduler,
@@ -187,7 +189,7 @@ class Training:
             patient(lambda: run.protected)
         self.faults("begin")
         self.optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self.ddp(x), y)
+        loss = nn.functional.cross_entropy(self.whole(x), y)
         self.scaler.scale(loss).backward()
         self.faults("before update")
         self.scaler.step(self.optimizer)

@@ -1,13 +1,15 @@
-"""Two ranks that hold different stages: `torch_stages.py DIRECTORY`, with jobs, JSON, one a line, on stdin.
+"""Ranks that hold two stages in turn: `torch_stages.py DIRECTORY`, with jobs, JSON, one a line, on stdin.
 
-Each job is {"run": name of its directory, "port", "fails": [rank, step] or null}; the answer is, for each
-rank, [exit code, what it said]. Ranks are forked, so that no job waits for imports.
+Each job is {"run": name of its directory, "port", "size", "fails": [rank, step, where] or null}: it throws
+in its "loop", or is killed in its vote, "before its voice", "after its voice" or "after the outcome". The
+answer is, for each rank, [exit code, what it said]. Ranks are forked, so that no job waits for imports.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -24,13 +26,37 @@ import swansong.torch
 from array_job import QUICK
 from swansong import TTPOptions
 from swansong.errors import SwansongWarning
+from swansong.torch import protecting
+from swansong.torch.vote import Vote
 
 STEPS = 8
 
 
+class Doomed(Vote):
+    """Kills its process at one vote."""
+
+    step = 0
+    where = ""
+
+    def _cast(self, step: int, yes: bool) -> None:
+        self._die("before its voice", step)
+        super()._cast(step, yes)
+        self._die("after its voice", step)
+
+    def _all_said_yes(self, ballot: Any) -> bool:
+        said = super()._all_said_yes(ballot)
+        self._die("after the outcome", ballot.step)
+        return said
+
+    def _die(self, where: str, step: int) -> None:
+        if (where, step) == (self.where, self.step):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def train(directory: Path, rank: int, job: dict[str, Any]) -> list[Any]:
-    torch.manual_seed(rank)
-    model = nn.Sequential(nn.Linear(2, 2 + rank), nn.Dropout(0.2), nn.BatchNorm1d(2 + rank))
+    stage = rank % 2
+    torch.manual_seed(stage)
+    model = nn.Sequential(nn.Linear(2, 2 + stage), nn.Dropout(0.2), nn.BatchNorm1d(2 + stage))
     optimizer = torch.optim.Adam(model.parameters())
     with swansong.torch.protect(
         model=model,
@@ -38,7 +64,7 @@ def train(directory: Path, rank: int, job: dict[str, Any]) -> list[Any]:
         directory=directory,
         prefix="m",
         ttp=f"127.0.0.1:{job['port']}",
-        replicas=f"stage {rank}",
+        replicas=f"stage {stage}",
         options=TTPOptions(**QUICK),
     ) as run:
         begun = run.resume()
@@ -47,7 +73,7 @@ def train(directory: Path, rank: int, job: dict[str, Any]) -> list[Any]:
         while run.step < STEPS:
             optimizer.zero_grad()
             model(torch.randn(4, 2)).square().sum().backward()
-            if job["fails"] == [rank, run.step + 1]:
+            if job["fails"] == [rank, run.step + 1, "loop"]:
                 raise ValueError("no good")
             optimizer.step()
             run.step_end()
@@ -58,7 +84,10 @@ def train(directory: Path, rank: int, job: dict[str, Any]) -> list[Any]:
 def become(directory: Path, store: Path, rank: int, job: dict[str, Any], said: Path) -> int:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", SwansongWarning)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=job["size"])
+    if job["fails"] and job["fails"][0] == rank:
+        _, Doomed.step, Doomed.where = job["fails"]
+        protecting.Vote = Doomed  # type: ignore[misc, attr-defined]
     try:
         said.write_text(json.dumps(train(directory, rank, job)))
     except Exception:
@@ -71,19 +100,12 @@ def become(directory: Path, store: Path, rank: int, job: dict[str, Any], said: P
 def main() -> None:
     directory = Path(sys.argv[1])
     for number, line in enumerate(sys.stdin):
-        pids, files = [], [directory / f"{number} {rank}.json" for rank in range(2)]
+        job = json.loads(line)
+        pids, files = [], [directory / f"{number} {rank}.json" for rank in range(job["size"])]
         for rank, said in enumerate(files):
             pid = os.fork()
             if pid == 0:
-                os._exit(
-                    become(
-                        directory / json.loads(line)["run"],
-                        directory / f"store {number}",
-                        rank,
-                        json.loads(line),
-                        said,
-                    )
-                )
+                os._exit(become(directory / job["run"], directory / f"store {number}", rank, job, said))
             pids.append(pid)
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         ends = [json.loads(said.read_text()) if said.exists() else None for said in files]

@@ -252,10 +252,11 @@ def test_closures_resume_at_any_step(tmp_path, make):
     ("config", "key"),
     [
         (CheckpointConfig(3, async_save=True), None),
+        (CheckpointConfig(3, async_save="process"), None),
         (CheckpointConfig(3, enc_key=b"k" * 32), b"k" * 32),
         (CheckpointConfig(save_checkpoint_steps=0, save_checkpoint_seconds=3600), None),
     ],
-    ids=["in the background", "encrypted", "by time"],
+    ids=["in the background", "in a process", "encrypted", "by time"],
 )
 def test_a_save_of_each_kind_resumes(tmp_path, config, key):
     outcome = without("epochs").outcome()

@@ -199,9 +199,10 @@ class Recorder:
         limit = self._limit
         if not self._options.spill:
             raise RecordTooLargeError(
-                f"rank {self.whose.rank}, step {step}: boundary state of {nbytes} bytes does not fit the "
-                f"flight recorder's slots of {limit} bytes; raise slot_bytes, or set spill=True to keep it "
-                "in ordinary memory, where it is lost with the process",
+                f"rank {self.whose.rank}, step {step}: boundary state, all that is copied at a step's end, "
+                f"of {nbytes} bytes does not fit the flight recorder's slots of {limit} bytes; copy less "
+                "(large tensors in objects that are given for their state_dict), raise slot_bytes, or set "
+                "spill=True to keep it in ordinary memory, where it is lost with the process",
                 path=str(self.path),
                 nbytes=nbytes,
                 limit=limit,

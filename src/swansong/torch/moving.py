@@ -6,7 +6,7 @@ at boundaries. Which do is noticed by PyTorch's own counters of writes, which mo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -97,16 +97,24 @@ class _Shown:
 class Moving:
     """Those of one model. For the thread that trains, but for `still`."""
 
-    def __init__(self, model: nn.Module, updated: Collection[int], prefix: str) -> None:
-        """`updated` are the `id`s of the parameters that optimizers have; `prefix` begins all names.
+    def __init__(
+        self,
+        model: nn.Module,
+        updated: Collection[int],
+        prefix: str,
+        rule: Callable[[Slot], bool] | None = None,
+    ) -> None:
+        """`updated` are the `id`s of the parameters that optimizers have; `prefix` begins all names. `rule`
+        says which tensors change, where that is not to be noticed but known.
 
         Raises UnrepresentableError.
         """
+        self.prefix, self._rule = prefix, rule
         self._slots = list(_slots(model, updated, prefix))
         tensors = {slot.full_name: tensor for slot in self._slots if (tensor := slot.tensor) is not None}
         small = sum(host_tensor(tensor, name).nbytes for name, tensor in tensors.items()) <= SMALL
         for slot in self._slots:
-            slot.moves = small or (isinstance(slot.module, _NormBase) and slot.holder is slot.module._buffers)
+            slot.moves = rule(slot) if rule is not None else small or of_normalisation(slot)
         self._split()
         self.look()
 
@@ -120,12 +128,16 @@ class Moving:
         """True if some change."""
         return bool(self._moving)
 
-    def look(self) -> None:
-        """Notice which have changed, and copy those from now on. At boundaries."""
+    def look(self) -> bool:
+        """Notice which have changed, and copy those from now on; True if any is new. At boundaries."""
+        if self._rule is not None:
+            return self._ask(self._rule)
         if self._still and (changed := [slot for slot in self._still if slot.changed()]):
             for slot in self._still:
                 slot.moves = any(slot.module is other.module for other in changed)
             self._split()
+            return True
+        return False
 
     def forget(self) -> None:
         """What was written so far was no change: it has been loaded."""
@@ -139,9 +151,22 @@ class Moving:
             return ()
         return tuple(copy for slot in self._moving if (copy := slot.copy()) is not None)
 
+    def _ask(self, rule: Callable[[Slot], bool]) -> bool:
+        changed = [slot for slot in self._slots if slot.moves != rule(slot)]
+        for slot in changed:
+            slot.moves = not slot.moves
+        if changed:
+            self._split()
+        return bool(changed)
+
     def _split(self) -> None:
         self._still = [slot for slot in self._slots if not slot.moves]
         self._moving = [slot for slot in self._slots if slot.moves]
+
+
+def of_normalisation(slot: Slot) -> bool:
+    """True for what a normalisation layer gathers."""
+    return isinstance(slot.module, _NormBase) and slot.holder is slot.module._buffers
 
 
 def _slots(model: nn.Module, updated: Collection[int], prefix: str) -> Iterator[Slot]:

@@ -21,6 +21,7 @@ from swansong.policy.keep import KeepPolicy
 from swansong.policy.save import SavePolicy
 from swansong.store import naming
 from swansong.store.crypt import Key
+from swansong.torch.device_setup import sole_device
 from swansong.torch.generators import Generators
 from swansong.torch.loading import any_restored
 from swansong.torch.moved import Moved
@@ -60,9 +61,11 @@ def protect(
 ) -> Run:
     """Protect a training loop; use as `with protect(...) as run:`, on all ranks at the same place.
 
-    `model` may be wrapped by DistributedDataParallel; several optimizers make one step together. `scheduler`,
-    `scaler`, and whatever `also` names have `state_dict` and `load_state_dict`. `loader` feeds
-    `run.batches()`, see `position.Feed`; `generators` and `exact_augmentation` are for it.
+    `model` may be wrapped by DistributedDataParallel; several optimizers make one step together.
+    `scheduler`, `scaler`, and whatever `also` names have `state_dict` and `load_state_dict`. All that is
+    copied at every step, but for a torch.optim.swa_utils.AveragedModel, which is saved in place (its
+    `update_parameters` belongs to the step), and other modules as long as nobody writes to them. `loader`
+    feeds `run.batches()`, see `position.Feed`; `generators` and `exact_augmentation` are for it.
 
     `config`, or `save` and `keep`, say when to save and what stays (none of them: no periodic checkpoints),
     `on_error` what becomes of a periodic save that fails; `key`, 16, 24 or 32 bytes, encrypts (by default
@@ -79,7 +82,7 @@ def protect(
     if overlap or when_busy != "wait":
         raise NotSupportedError("overlap, when_busy: not supported yet; use overlap=False, when_busy='wait'")
     ranks, optimizers = Ranks(), _named(optimizer)
-    _check(model, optimizers, distributed=ranks.size > 1)
+    device = _device(model, optimizers, distributed=ranks.size > 1)
     where = placement(model, ranks, replicas)
     config = _config(config, save, keep, whole=where == EVERYWHERE)
     plan = Plan(
@@ -98,10 +101,10 @@ def protect(
     others = _present(scheduler=scheduler, scaler=scaler, **(also or {}))
     state = TrainingState(unwrapped(model), optimizers, others, scope)
     feed = _feed(loader, generators, exact_augmentation)
-    everything = feed.generators if feed is not None else Generators(generators)
-    moved = Moved(state, feed, everything, whole=not scope)
+    moved = Moved(state, feed, feed.generators if feed is not None else Generators(generators), not scope)
     moved.capture()  # what cannot be saved is refused now, not when training is under way
-    return Run(plan, ranks, state, Updates(optimizers, scaler, _vote(plan, where)), moved, feed, where)
+    updates = Updates(optimizers, scaler, _vote(plan, where), state.averages)
+    return Run(plan, ranks, state, updates, moved, feed, where, device)
 
 
 def load_state(
@@ -177,11 +180,10 @@ def _present(**others: Any) -> dict[str, Any]:
     return {name: other for name, other in others.items() if other is not None}
 
 
-def _check(model: nn.Module, optimizers: Mapping[str, Optimizer], *, distributed: bool) -> None:
+def _device(
+    model: nn.Module, optimizers: Mapping[str, Optimizer], *, distributed: bool
+) -> torch.device | None:
+    """Where the parameters are, if not on the CPU. Refuses what cannot be followed."""
     for name, optimizer in optimizers.items():
         check_optimizer(name, optimizer, distributed)
-    devices = {parameter.device.type for parameter in model.parameters()}
-    if unknown := sorted(devices - {"cpu"}):
-        raise NotSupportedError(
-            f"model: it has parameters on {', '.join(unknown)}; updates can be followed only on the CPU yet"
-        )
+    return sole_device((f"model: {name}", parameter) for name, parameter in model.named_parameters())

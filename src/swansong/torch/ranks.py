@@ -77,6 +77,7 @@ def placement(model: nn.Module, ranks: Ranks, replicas: str | None) -> str | Non
     """
     if replicas is not None or ranks.size == 1:
         return replicas or EVERYWHERE
+    model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
     if not isinstance(model, DistributedDataParallel):
         return None
     members = sorted(dist.get_process_group_ranks(model.process_group))

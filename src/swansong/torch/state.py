@@ -1,19 +1,21 @@
 """What a training run consists of: live tensors, tensors that are written outside of updates, and all else.
 
-Names in a checkpoint are paths: `model/conv1.weight`, `optimizer/state/0/exp_avg`, `shared/...` for tensors
-among what the loop moves. A parameter of an optimizer is known by its number, as in `Optimizer.state_dict`.
+Names in a checkpoint are paths: `model/conv1.weight`, `optimizer/state/0/exp_avg`, `also/ema/module.weight`,
+`shared/...` for tensors among what the loop moves. A parameter of an optimizer is known by its number, as in
+`Optimizer.state_dict`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from swansong.errors import ConfigError, LoadError
+from swansong.errors import ConfigError, LoadError, SwansongWarning
 from swansong.persist.boundary import BoundaryTensor, tensor_of
 from swansong.state import tree
 from swansong.state.components import TensorShape
@@ -21,12 +23,16 @@ from swansong.state.leaves import Json
 from swansong.state.tensors import HostTensor
 from swansong.state.tree import Flat
 from swansong.torch import optimizers as optim
-from swansong.torch.moving import Moving
+from swansong.torch.beside import Averaged, Beside, beside, can_be_followed, with_extra_state
+from swansong.torch.moving import SMALL, Moving, Slot
 from swansong.torch.optimizers import in_torch, parameters_of
-from swansong.torch.tensors import NAMES, as_tensor, fill
+from swansong.torch.tensors import NAMES, as_tensor, fill, form_of
 
 MODEL: Final = "model"
 SHARED: Final = "shared"
+ALSO: Final = "also"
+BEHIND: Final = "behind"
+"""Beside the live tensors: averages that may lack their part of the step."""
 
 _CONSTANT: Final = (bool, int, float, str, type(None))
 
@@ -46,22 +52,26 @@ class TrainingState:
 
         Raises UnrepresentableError for what cannot be saved, ConfigError for an optimizer of another model.
         """
-        self.model, self._optimizers, self._others = model, dict(optimizers), dict(others)
+        self.model, self._optimizers = model, dict(optimizers)
         self._scope = scope
-        for name, other in self._others.items():
+        for name, other in others.items():
             _check_other(name, other)
+        self._others = {name: other for name, other in others.items() if not can_be_followed(other)}
         for name, parameter in model.named_parameters():
             if nn.parameter.is_lazy(parameter):
                 raise ConfigError(f"model: {name} has no shape yet; pass a batch through the model first")
-        self._extras = {name: module for name, module in model.named_modules() if _has_extra_state(module)}
+        if taken := sorted(self._optimizers.keys() & {MODEL, SHARED, ALSO, BEHIND}):
+            raise ConfigError(f"optimizer: the name {taken[0]!r} stands for something else; choose another")
+        self._extras = {path.removesuffix("."): module for path, module in with_extra_state(model).items()}
         updated = {id(p) for optimizer in self._optimizers.values() for p in parameters_of(optimizer)}
         self._moving = Moving(model, updated, self._named(""))
+        self._beside = self._taken_up({name: o for name, o in others.items() if can_be_followed(o)})
         self._groups: tuple[Any, Json] | None = None
         """What the optimizers' groups said last, and that as a skeleton."""
         self.check()
-        self.live()
+        self.live(form_of)
         self.moving()
-        self.shared()
+        self._warn_of_copies(self._others)
 
     # -- what is saved --------------------------------------------------------------------------------
 
@@ -72,8 +82,11 @@ class TrainingState:
             for name, p in self.model.named_parameters()
         }
 
-    def live(self) -> Flat:
-        """Parameters, optimizer tensors, and buffers that have never been seen to change: in place."""
+    def live(self, as_tensor: Callable[[object], HostTensor | None] = as_tensor) -> Flat:
+        """Parameters, optimizer tensors, and buffers that have never been seen to change.
+
+        `as_tensor` shows a tensor: by default in place on the CPU, and a copy of it from elsewhere.
+        """
         tensors: dict[str, torch.Tensor] = dict(self.model.named_parameters(remove_duplicate=False))
         names = _names(self.model)
         begin = len(self._named(""))
@@ -84,6 +97,10 @@ class TrainingState:
             elif tensor is not None:
                 tensors[name] = tensor
         state: dict[str, Any] = {MODEL: tensors}
+        if also := {one.name: shown for one in self._beside if (shown := one.live())}:
+            state[ALSO] = also
+        if behind := [one.name for one in self.averages if one.behind]:
+            state[BEHIND] = behind
         for name, optimizer in self._optimizers.items():
             state[name] = optim.live_state(optimizer, names)
         return tree.flatten({self._scope: state} if self._scope else state, as_tensor)
@@ -98,9 +115,10 @@ class TrainingState:
             return self._groups[1], ()
         groups = {name: optim.groups_of(optimizer) for name, optimizer in self._optimizers.items()}
         others = {name: other.state_dict() for name, other in self._others.items()}
+        others |= {one.name: copied for one in self._beside if (copied := one.copied())}
         extras = {name: module.get_extra_state() for name, module in self._extras.items()}
         flat = tree.flatten({SHARED: {"groups": groups, "others": others, "extras": extras}}, as_tensor)
-        alone = not self._others and not self._extras
+        alone = not others and not self._extras
         said = [value for of_one in groups.values() for group in of_one for value in group.values()]
         self._groups = (groups, flat.skeleton) if alone and all(map(_constant, said)) else None
         return flat.skeleton, tuple(tensor_of(name, tensor) for name, tensor in flat.tensors.items())
@@ -140,6 +158,41 @@ class TrainingState:
     def look(self) -> None:
         """Notice which tensors are written outside of updates. At boundaries."""
         self._moving.look()
+        if self._beside:
+            self._look_beside()
+
+    def _look_beside(self) -> None:
+        changed = [one for one in self._beside if one.look()]
+        if changed:
+            self._groups = None
+            self._warn_of_copies([one.name for one in changed if not isinstance(one, Averaged)])
+
+    @property
+    def averages(self) -> list[Averaged]:
+        """Those of the model that `also` names, and that are followed."""
+        return [one for one in self._beside if isinstance(one, Averaged)]
+
+    def behind(self) -> bool:
+        """True if an average may lack its part of the step at which all else is whole. From any thread."""
+        return any(one.behind for one in self._beside if isinstance(one, Averaged))
+
+    def _warn_of_copies(self, names: Iterable[str]) -> None:
+        """Say which of these make every step dear."""
+        nbytes = dict.fromkeys(names, 0)
+        for tensor in self.shared()[1]:
+            path = tree.split_path(tensor.name)
+            if path[1] == "others" and path[2] in nbytes:
+                nbytes[str(path[2])] += len(tensor.data)
+        for name, count in nbytes.items():
+            if count > SMALL:
+                warnings.warn(
+                    f"{name}: its tensors, {count} bytes, are copied at every step, for it is not known when "
+                    "they are written. Averages of the model cost nothing in a "
+                    "torch.optim.swa_utils.AveragedModel, nor does a module that nobody writes to; leave out "
+                    "of also= what can be made again",
+                    SwansongWarning,
+                    stacklevel=4,
+                )
 
     # -- loading --------------------------------------------------------------------------------------
 
@@ -152,6 +205,7 @@ class TrainingState:
         live = self._unpacked(structure, tensors)
         said = self._said(shared, tensors)
         self._check_fit(tensors)
+        also = self._found_beside(live, said)
         names = _names(self.model)
         for name, optimizer in self._optimizers.items():
             optim.check_fit(name, optimizer, live.get(name), names)
@@ -161,17 +215,57 @@ class TrainingState:
         places |= {slot.full_name: slot.tensor for slot in self._moving.all if slot.tensor is not None}
         for name, place in places.items():
             fill(place, tensors[name])
+        for slot, found in also:
+            if slot.tensor is not None:
+                fill(slot.tensor, found)
+        others = said["others"] if said is not None else None
+        for one in self._beside:
+            one.loaded(others and others.get(one.name, {}))
+        behind = [
+            f"{name}: it may lack its update of this step; the loop had not come to it"
+            for name in live.get(BEHIND, ())
+        ]
         for name, optimizer in self._optimizers.items():
             optim.load(optimizer, live[name], said["groups"][name] if said is not None else None)
         self._moving.forget()
         if said is None:
-            return ["optimizers' groups, and all that has a state_dict: the checkpoint has none of it"]
+            return [
+                *behind,
+                "optimizers' groups, and all that has a state_dict: the checkpoint has none of it",
+            ]
         for name, other in self._others.items():
             other.load_state_dict(in_torch(said["others"][name]))
         for name, module in self._extras.items():
             module.set_extra_state(in_torch(said["extras"][name]))
-        unknown = said["others"].keys() - self._others.keys()
-        return [f"{name}: in the checkpoint, but not given to protect()" for name in sorted(unknown)]
+        known = self._others.keys() | {one.name for one in self._beside}
+        unknown = (said["others"].keys() | live.get(ALSO, {}).keys()) - known
+        return behind + [f"{name}: in the checkpoint, but not given to protect()" for name in sorted(unknown)]
+
+    def _found_beside(
+        self, live: Mapping[str, Any], said: Mapping[str, Mapping[str, Any]] | None
+    ) -> list[tuple[Slot, HostTensor]]:
+        """Where the tensors of other modules stand, and what is to. Raises LoadError."""
+        filled: list[tuple[Slot, HostTensor]] = []
+        for one in self._beside:
+            shown = live.get(ALSO, {}).get(one.name)
+            copied = said["others"].get(one.name) if said is not None else {}
+            if one.slots and shown is None and copied is None:
+                raise LoadError(f"the checkpoint has no state of {one.name}; it was saved by a run without")
+            for slot, found in one.found(shown or {}, None if said is None else copied or {}):
+                tensor = slot.tensor
+                if tensor is not None:
+                    _check_tensor(slot.full_name, tensor, found)
+                    if found is not None:
+                        filled.append((slot, found))
+        return filled
+
+    def _taken_up(self, modules: Mapping[str, nn.Module]) -> list[Beside]:
+        known = {id(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())}
+        start = (self._scope, ALSO) if self._scope else (ALSO,)
+        return [
+            beside(name, module, known, f"{tree.join_path((*start, name))}/", self._moving)
+            for name, module in modules.items()
+        ]
 
     def _unpacked(self, structure: Json, tensors: Mapping[str, HostTensor]) -> dict[str, Any]:
         live = tree.unflatten(structure, tensors)
@@ -205,15 +299,7 @@ class TrainingState:
         wanted: dict[str, torch.Tensor] = {self._named(n): p for n, p in self.model.named_parameters()}
         wanted |= {slot.full_name: slot.tensor for slot in self._moving.all if slot.tensor is not None}
         for name, tensor in wanted.items():
-            found = tensors.get(name)
-            if found is None:
-                raise LoadError(f"the checkpoint lacks {name}; is it of another model?")
-            said = (found.dtype.name, tuple(found.shape))
-            if said != (NAMES.get(tensor.dtype), tuple(tensor.shape)):
-                raise LoadError(
-                    f"{name}: wanted {NAMES.get(tensor.dtype)} {list(tensor.shape)}, "
-                    f"found {said[0]} {list(said[1])}"
-                )
+            _check_tensor(name, tensor, tensors.get(name))
 
     def _named(self, name: str) -> str:
         """Full name of a parameter or buffer."""
@@ -225,8 +311,14 @@ def _names(model: nn.Module) -> dict[int, str]:
     return {id(parameter): name for name, parameter in model.named_parameters()}
 
 
-def _has_extra_state(module: nn.Module) -> bool:
-    return type(module).get_extra_state is not nn.Module.get_extra_state
+def _check_tensor(name: str, tensor: torch.Tensor, found: HostTensor | None) -> None:
+    if found is None:
+        raise LoadError(f"the checkpoint lacks {name}; is it of another model?")
+    said = (found.dtype.name, tuple(found.shape))
+    if said != (NAMES.get(tensor.dtype), tuple(tensor.shape)):
+        raise LoadError(
+            f"{name}: wanted {NAMES.get(tensor.dtype)} {list(tensor.shape)}, found {said[0]} {list(said[1])}"
+        )
 
 
 def _check_other(name: str, other: object) -> None:
