@@ -39,7 +39,7 @@ demo: setup ## LeNet5 on handwritten digits: saved by policy, stopped, resumed t
 	$(BIN)/python examples/demo.py
 	$(BIN)/python examples/kill_demo.py $(ARGS)
 
-bench: setup ## Measure saving against the disk, and the engine against its bars
+bench: setup ## Everything against its bars: make bench ARGS=--quick takes two minutes
 	$(BIN)/python -m benchmarks $(ARGS)
 
 simulate: setup ## Run the protocol in simulation: make simulate SEEDS=100000 RANKS=2-64

@@ -1,113 +1,183 @@
-"""Measure saving against the disk's limit and what people use today, and the rest against its bars.
+"""Measure swansong against the limits of the machine, what people use today, and its bars.
 
-    python -m benchmarks [--quick] [--only saving|engine|adapters] [--json FILE] ...
+A bar is a ratio of two things measured in the same run, in turns, or a limit in units. What each measurement
+does stands at the head of its module: saving, blocking, interference, memory, loading, adapter_*, engine_*.
 
-Saving: every candidate writes the same tensors and is durable (fsync of file and directory) when its clock
-stops. Candidates take turns; the median of all rounds counts. The raw limit is the best of {1, 2, 4} threads
-x {4, 16} MiB pieces of O_DIRECT writes of the same number of bytes.
-
-Engine: see `engine_freeze` and `engine_idle`. Adapters: see `adapter_step` and `adapter_fault`.
+example:
+  python -m benchmarks --only saving --mebibytes 256 --directory /mnt/checkpoints
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
-import platform
-import shutil
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from benchmarks import adapter_fault, adapter_step, bars, engine_freeze, engine_idle
-from benchmarks.candidates import Candidate, candidates, raw_limit
+from benchmarks import (
+    adapter_fault,
+    adapter_step,
+    bars,
+    blocking,
+    engine_freeze,
+    engine_idle,
+    interference,
+    machine,
+    memory,
+    saving,
+)
+from benchmarks.bars import Finding
 from rich.console import Console
-from rich.table import Table
+
+Found = dict[str, list[Finding]]
+_QUICK = {
+    "mebibytes": 64,
+    "rounds": 3,
+    "kills": 20,
+    "held": 256,
+    "ranks": 500,
+    "idle": 3.0,
+    "steps": 60,
+}
+_TOO_SMALL = "not judged: small run"
+_JUDGED_MIB = 1024
+_JUDGED_RANKS = 2000
+_WIDTH = 140
 
 
 def main() -> int:
     """Run what was chosen, print its tables, write every raw value."""
     arguments = parse()
-    document: dict[str, Any] = {
-        "machine": {
-            "cpus": os.cpu_count(),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-        }
-    }
-    if arguments.only in ("engine", None):  # first: it is small, and disks are quiet
-        document |= measure_engine(arguments)
-    if arguments.only in ("adapters", None):
-        document |= measure_adapters(arguments)
-    if arguments.only in ("saving", None):
-        document |= measure_saving(arguments)
+    document = machine.described(arguments.directory or Path(tempfile.gettempdir()))
+    document["options"] = {name: str(value) for name, value in vars(arguments).items()}
+    found: Found = {}
+    for name, measure in GROUPS.items():
+        if arguments.only in (None, name):
+            found |= shown(measure(arguments))
     if arguments.json:
+        document["load_at_end"] = os.getloadavg()[0]
+        document["tables"] = {title: [one.document() for one in rows] for title, rows in found.items()}
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    console().print(bars.summary(found))
+    print(bars.last_line(found))
     return 0
 
 
-def measure_engine(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The engine's bars: print the tables, return what goes into the document."""
+def measure_engine(arguments: argparse.Namespace) -> Found:
+    """Faults noticed, ranks registered."""
+    idle = engine_idle.findings(arguments.ranks, arguments.idle, progress)
+    reason = "" if arguments.ranks >= _JUDGED_RANKS else _TOO_SMALL
     return {
-        "engine": shown(
-            {
-                engine_freeze.TITLE: engine_freeze.findings(arguments.kills, arguments.held, progress),
-                engine_idle.TITLE: engine_idle.findings(arguments.ranks, arguments.idle, progress),
-            }
-        )
+        engine_freeze.TITLE: engine_freeze.findings(arguments.kills, arguments.held, progress),
+        engine_idle.TITLE: doubted(idle, reason),
     }
 
 
-def measure_adapters(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The adapters' bars: print the tables, return what goes into the document."""
+def measure_adapters(arguments: argparse.Namespace) -> Found:
+    """A healthy step, and a fault's save."""
     size, place = arguments.mebibytes, arguments.directory
     return {
-        "adapters": shown(
-            {
-                adapter_step.TITLE: adapter_step.findings(arguments.steps, size, progress),
-                adapter_fault.TITLE: adapter_fault.findings(size, arguments.rounds, progress, place),
-            }
-        )
+        adapter_step.TITLE: adapter_step.findings(arguments.steps, size, progress),
+        adapter_fault.TITLE: doubted(
+            adapter_fault.findings(size, arguments.rounds, progress, place), doubt(arguments)
+        ),
     }
 
 
-def shown(found: dict[str, list[bars.Finding]]) -> dict[str, list[dict[str, Any]]]:
-    """Print tables of findings; return what goes into the document."""
+def measure_saving(arguments: argparse.Namespace) -> Found:
+    """Durable saves."""
+    size = arguments.mebibytes
+    sizes: dict[str, Any] = {}
+    if size < _JUDGED_MIB:
+        sizes = {
+            "sizes": tuple({min(1, size), size}),
+            "once": None,
+            "counts": (1, 10_000) if size >= 64 else (1, 100),
+            "counted": min(100, size),
+            "ckpt": (min(100, size),),
+            "steps": 20,
+            "slow": False,
+        }
+    plan = saving.Plan(rounds=arguments.rounds, doubt=doubt(arguments), **sizes)
+    found = saving.findings(plan, progress, arguments.directory)
+    found["Not there yet"] = [saving.MERGED]
+    return found
+
+
+def measure_training(arguments: argparse.Namespace) -> Found:
+    """Training while something is saved."""
+    common = (arguments.mebibytes, arguments.rounds, progress, arguments.directory, doubt(arguments))
+    return {
+        blocking.TITLE.format(arguments.mebibytes): blocking.findings(*common),
+        interference.TITLE.format(arguments.mebibytes): interference.findings(*common),
+    }
+
+
+def measure_memory(arguments: argparse.Namespace) -> Found:
+    """Peaks of memory."""
+    size = arguments.mebibytes
+    title = memory.TITLE.format(size)
+    return {title: memory.findings(size, progress, arguments.directory, alone=size < _JUDGED_MIB)}
+
+
+def measure_loading(arguments: argparse.Namespace) -> Found:
+    """Loads."""
+    if find_spec("benchmarks.loading") is None:
+        return {}
+    loading = importlib.import_module("benchmarks.loading")
+    found = loading.findings(arguments.mebibytes, arguments.rounds, progress, arguments.directory)
+    return {loading.TITLE: doubted(found, doubt(arguments))}
+
+
+GROUPS: dict[str, Callable[[argparse.Namespace], Found]] = {
+    "engine": measure_engine,  # first: it is small, and disks are quiet
+    "adapters": measure_adapters,
+    "memory": measure_memory,
+    "saving": measure_saving,
+    "training": measure_training,
+    "loading": measure_loading,
+}
+
+
+def doubt(arguments: argparse.Namespace) -> str:
+    """Why a bar that was set for 1 GiB and five rounds is not judged; empty if it is."""
+    return "" if arguments.mebibytes >= _JUDGED_MIB and arguments.rounds >= 5 else _TOO_SMALL
+
+
+def doubted(findings: list[Finding], reason: str) -> list[Finding]:
+    """The same, of which no bar is judged if there is a reason not to."""
+    return [replace(one, doubt=reason) if one.bar is not None else one for one in findings]
+
+
+def shown(found: Found) -> Found:
+    """Print tables of findings, and pass them on."""
     progress()
     for title, findings in found.items():
-        Console().print(bars.table(title, findings))
-    return {title: [finding.document() for finding in findings] for title, findings in found.items()}
-
-
-def measure_saving(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Saving: print the table, return what goes into the document."""
-    size = arguments.mebibytes << 20
-    tensors = make_tensors(size)
-    with tempfile.TemporaryDirectory(prefix="swansong-bench-", dir=arguments.directory) as folder:
-        place = Path(folder)
-        limits = raw_limit(size)
-        entries = candidates(tensors)
-        times = alternate([*limits, *entries], place, arguments.rounds)
-    best = min((c.name for c in limits), key=lambda name: statistics.median(times[name]))
-    show(size, best, [*entries], times)
-    return {"bytes": size, "rounds": arguments.rounds, "raw_limit": best, "seconds": times}
+        console().print(bars.table(title, findings))
+    return found
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
+    about, _, example = (__doc__ or "").partition("example:")
     parser = argparse.ArgumentParser(
-        prog="benchmarks", description=__doc__.splitlines()[0] if __doc__ else None
+        prog="benchmarks",
+        description=about,
+        epilog=f"example:{example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="64 MiB, 3 rounds, 20 kills, 5 s idle: under two minutes")
-    add("--only", choices=("saving", "engine", "adapters"), help="nothing else")
+    quick = ", ".join(f"{name} {value}" for name, value in _QUICK.items())
+    add("--quick", action="store_true", help=f"under two minutes: {quick}")
+    add("--only", choices=tuple(GROUPS), help="nothing else")
     add("--mebibytes", type=int, default=1024, help="size of the state (default: 1024)")
     add("--rounds", type=int, default=5, help="rounds per candidate (default: 5)")
     add("--kills", type=int, default=200, help="ranks that are killed (default: 200)")
@@ -119,55 +189,19 @@ def parse() -> argparse.Namespace:
     add("--json", type=Path, default=Path("benchmarks/results/latest.json"), help="raw values go here")
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.mebibytes, arguments.rounds = 64, 3
-        arguments.kills, arguments.held, arguments.idle, arguments.steps = 20, 256, 5.0, 100
+        vars(arguments).update(_QUICK)
     return arguments
-
-
-def make_tensors(size: int) -> dict[str, np.ndarray]:
-    """`size` bytes in 64 float32 tensors, random so that nothing can compress them."""
-    random = np.random.default_rng(0)
-    return {f"layer{i:02d}.weight": random.random((size // 64 // 4096, 1024), np.float32) for i in range(64)}
-
-
-def alternate(entries: list[Candidate], place: Path, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each candidate in each round, taking turns, each into an empty directory."""
-    times: dict[str, list[float]] = {entry.name: [] for entry in entries}
-    for number in range(rounds):
-        for entry in entries:
-            target = place / "run"
-            target.mkdir()
-            times[entry.name].append(timed(lambda e=entry, t=target: e.save(t)))
-            shutil.rmtree(target)
-            progress(f"round {number + 1} of {rounds}: {entry.name}")
-    progress()
-    return times
 
 
 def progress(text: str | None = None) -> None:
     """Tell a terminal what is being measured; nothing any more."""
     if sys.stderr.isatty():
-        print("" if text is None else f"\r{text:60.60}", end="\n" if text is None else "", file=sys.stderr)
+        print("" if text is None else f"\r{text:100.100}", end="\n" if text is None else "", file=sys.stderr)
 
 
-def timed(action: Callable[[], None]) -> float:
-    """Seconds that an action takes."""
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
-
-
-def show(size: int, best: str, entries: list[Candidate], times: dict[str, list[float]]) -> None:
-    """Print the table."""
-    limit = statistics.median(times[best])
-    table = Table(title=f"Durable save of {size / 2**30:g} GiB in 64 tensors, median of {len(times[best])}")
-    for heading in ("what", "seconds", "GB/s", "of the raw limit"):
-        table.add_column(heading, justify="left" if heading == "what" else "right")
-    table.add_row(f"raw O_DIRECT ({best})", f"{limit:.3f}", f"{size / limit / 1e9:.2f}", "1.00")
-    for entry in entries:
-        seconds = statistics.median(times[entry.name])
-        table.add_row(entry.name, f"{seconds:.3f}", f"{size / seconds / 1e9:.2f}", f"{limit / seconds:.2f}")
-    Console().print(table)
+def console() -> Console:
+    """Where tables go; as wide as they are, where that is no terminal."""
+    return Console(width=None if sys.stdout.isatty() else _WIDTH)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,14 @@ def _fault(place: Path, mebibytes: int) -> float:
                 if stream is not None:
                     stream.close()
         _await_controller(port)
-        shutil.rmtree(place)
+        _remove(place)
+
+
+def _remove(place: Path) -> None:
+    """The controller may be removing what it has made there meanwhile."""
+    ends = time.monotonic() + _PATIENCE_S
+    while place.exists() and time.monotonic() < ends:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _await_controller(port: int) -> None:
