@@ -1,4 +1,4 @@
-"""Four processes train LeNet5; one is killed at a random moment, and no step is lost.
+"""Several processes train LeNet5; one is killed at a random moment, and no step is lost.
 
     python examples/kill_demo.py --framework torch --kill rank --signal KILL --seed 1
 
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from digits import write_digits
-from kill_job import FRAMEWORKS, OUT, RANKS, Job, controller_of, running
+from kill_job import FRAMEWORKS, OUT, Job, controller_of, running
 
 from swansong.errors import SwansongError
 from swansong.protocol.operator import Status
@@ -36,6 +36,7 @@ from swansong.store.opening import open_checkpoint
 PATIENCE_S = 300.0
 SIGNALS = {"KILL": signal.SIGKILL, "TERM": signal.SIGTERM, "STOP": signal.SIGSTOP, "raise": signal.SIGUSR1}
 """The last makes a rank throw: see `no_good` in lenet5_torch.py."""
+WHOM = {"rank": "a rank", "controller": "the controller", "saver": "a rank that saves"}
 BALLAST_MIB = 96
 """Of state, where a saver is to be met while it saves: else it is done in milliseconds."""
 STALL_S = 3.0
@@ -73,10 +74,11 @@ class Display:
     def incident(self, report: dict[str, Any]) -> None:
         """What the survivors did, and how long it took."""
         first = report["first_fault"]
+        who = "told by rank" if first["kind"] == "stalled" else "rank"
         savers = ", ".join(f"rank {rank}" for rank in sorted(set(report["savers"].values())))
         stands = sorted({str(rank["step"]) for rank in report["ranks"] if rank["step"] is not None})
         said = {
-            "detect": f"{first['kind']}, rank {first['rank']}: {first['what']}",
+            "detect": f"{first['kind']}, {who} {first['rank']}: {first['what']}",
             "freeze": f"all updates held; whole at step {', '.join(stands)}",
             "choose": f"{savers} to save step {report['step']}" if savers else report["reason"],
             "save": "written, and durable",
@@ -123,19 +125,23 @@ class Killer:
         self._moment, self._later_s = moment, later_s
 
     def strike(self, job: Job) -> None:
-        """Kill. What is asked for is killed with the signal; a rank must fail for a saver to have work."""
-        rank = self._moment.rank
-        where = f"rank {rank}, which has made step {job.step(rank)}"
+        """Kill. Whom the command line names gets the signal; a rank must fail for the others to have work."""
         if self._kill == "controller":
-            self._send("controller", job.controller(), self._signal)
+            pid = job.controllers()[-1]
+            ignored = ", which ignores it" if self._signal is signal.SIGTERM else ""
+            self._send(f"the controller, process {pid}{ignored}", pid, self._signal)
             time.sleep(self._later_s)
-            self._send(where, job.pid(rank), signal.SIGKILL)
+            self._strike_rank(job, signal.SIGKILL)
         elif self._kill == "saver":
             with controller_of(job) as statuses:
-                self._send(where, job.pid(rank), signal.SIGKILL)
+                self._strike_rank(job, signal.SIGKILL)
                 self._strike_saver(job, statuses)
         else:
-            self._send(where, job.pid(rank), self._signal)
+            self._strike_rank(job, self._signal)
+
+    def _strike_rank(self, job: Job, number: signal.Signals) -> None:
+        rank = self._moment.rank
+        self._send(f"rank {rank}, which has made step {job.step(rank)}", job.pid(rank), number)
 
     def _strike_saver(self, job: Job, statuses: Iterator[Status]) -> None:
         with suppress(SwansongError, OSError):
@@ -149,7 +155,7 @@ class Killer:
         print("  no saver was met: it was too quick")
 
     def _send(self, what: str, pid: int, number: signal.Signals) -> None:
-        print(f"\n  {'raise' if number is signal.SIGUSR1 else number.name}: {what}", flush=True)
+        print(f"  {'raise' if number is signal.SIGUSR1 else number.name}: {what}", flush=True)
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
@@ -176,8 +182,8 @@ def differences(first: str, second: str) -> list[str]:
 def demonstrate(arguments: argparse.Namespace) -> int:
     """Run both jobs; the exit code."""
     draw = random.Random(arguments.seed)
-    steps = FRAMEWORKS[arguments.framework].steps
-    moment = Moment(draw.randrange(RANKS), draw.randrange(steps // 4, 3 * steps // 4), draw.random())
+    ranks, steps = arguments.ranks, FRAMEWORKS[arguments.framework].steps(arguments.ranks)
+    moment = Moment(draw.randrange(ranks), draw.randrange(steps // 4, 3 * steps // 4), draw.random())
     options = ["--ballast-mib", str(BALLAST_MIB)] if arguments.kill == "saver" else []
     if arguments.signal == "STOP":
         options += ["--stall-timeout-s", str(STALL_S)]
@@ -185,25 +191,32 @@ def demonstrate(arguments: argparse.Namespace) -> int:
     OUT.mkdir(parents=True)
     write_digits(OUT / "MNIST_Data")
 
-    print(f"An undisturbed run: {RANKS} ranks, {steps} steps.")
-    with running(arguments.framework, "undisturbed", *options) as job:
+    print(f"An undisturbed run: {ranks} ranks, {steps} steps.")
+    with running(arguments.framework, "undisturbed", ranks, *options) as job:
         if watch(job, Display(steps)):
             raise SystemExit(f"it failed; see {job.output}")
-    print(f"\nThe same, disturbed: {arguments.signal} to a {arguments.kill}, seed {arguments.seed}.")
-    with running(arguments.framework, "disturbed", *options) as job:
+    print(f"\nThe same, disturbed: {arguments.signal} to {WHOM[arguments.kill]}, seed {arguments.seed}.")
+    with running(arguments.framework, "disturbed", ranks, *options) as job:
         shows = Display(steps)
         moment.wait(job, shows)
+        shows.done()
         Killer(arguments, moment, draw.random()).strike(job)
+        if job.framework.patience and arguments.signal != "STOP":
+            print(f"  {job.framework.patience}", flush=True)
         if not tell(job, shows):
             raise SystemExit(f"nobody noticed; see {job.output}")
         if arguments.signal == "STOP":
             print("  SIGCONT: whoever was stopped goes on")
-            for rank in range(RANKS):
+            for rank in job.ranks:
                 with suppress(ProcessLookupError):
                     os.kill(job.pid(rank), signal.SIGCONT)
         code = watch(job, shows)
-        lost, starts = job.steps_lost(), job.starts()
-    print(f"  started {len(starts)} times, after steps {', '.join(str(start) for start, _ in starts)}")
+        lost, starts, further = job.steps_lost(), [start for start, _ in job.starts()], job.incidents()[1:]
+    for report in further:
+        print("  A further incident:")
+        shows.incident(report)
+    again = [f"again after step {start}" for start in starts[1:]] or ["and never again"]
+    print(f"  the job was started, {', '.join(again)}; its exit code is {code}")
     different = differences("undisturbed", "disturbed")
     same = "equal, bit for bit" if not different else f"DIFFERENT: {', '.join(different)}"
     print(f"\nVerdict: {lost} steps lost; the final state is {same}.")
@@ -217,6 +230,8 @@ def tell(job: Job, shows: Display) -> bool:
         if time.monotonic() > ends or job.ended():
             return False
         time.sleep(0.01)
+    if len(controllers := job.controllers()) > 1:
+        print(f"  the ranks have started another controller, process {controllers[-1]}")
     shows.incident(reports[0])
     return True
 
@@ -224,9 +239,9 @@ def tell(job: Job, shows: Display) -> bool:
 def watch(job: Job, shows: Display) -> int:
     """Show a job's progress to the end; the launcher's exit code."""
     while not job.ended():
-        shows.progress(min(job.step(rank) for rank in range(RANKS)))
+        shows.progress(min(job.step(rank) for rank in job.ranks))
         time.sleep(0.05)
-    shows.progress(min(job.step(rank) for rank in range(RANKS)))
+    shows.progress(min(job.step(rank) for rank in job.ranks))
     shows.done()
     return job.process.returncode
 
@@ -236,10 +251,13 @@ def main() -> int:
     as_written = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written)
     parser.add_argument("--framework", choices=list(FRAMEWORKS), default="torch")
-    parser.add_argument("--kill", choices=["rank", "controller", "saver"], default="rank")
+    parser.add_argument("--kill", choices=list(WHOM), default="rank")
     parser.add_argument("--signal", choices=list(SIGNALS), default="KILL")
+    parser.add_argument("--ranks", type=int, default=4, help="how many processes train (4)")
     parser.add_argument("--seed", type=int, default=1, help="of the moment, and of who it is")
     arguments = parser.parse_args()
+    if arguments.ranks < (least := 3 if arguments.kill == "saver" else 2):
+        parser.error(f"--ranks {arguments.ranks}: wanted {least} at least, so that one is left to save")
     if arguments.framework == "mindspore" and arguments.kill == "saver":
         parser.error("--framework mindspore --kill saver: a saver is done before it can be met; use torch")
     if arguments.kill == "controller" and arguments.signal in ("STOP", "raise"):

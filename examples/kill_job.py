@@ -23,7 +23,7 @@ from swansong.protocol.operator import Status, StatusRequest
 
 OUT = Path("demo_out") / "kill"
 HERE = Path(__file__).parent
-RANKS, EPOCHS = 4, 4
+EPOCHS, DIGITS, BATCH = 4, 1437, 16
 
 
 @dataclass(frozen=True)
@@ -31,21 +31,31 @@ class Framework:
     """How a job is started that trains with it."""
 
     command: tuple[str, ...]
-    """With Python before it and the options after it that `Job` gives."""
-    steps: int
-    """In all epochs."""
+    """With Python before it, the number of ranks in it, and the options after it that `Job` gives."""
+    short_batches: bool
+    """An epoch's last batch may be short, and is not left out."""
     faults: str = "."
     """Where checkpoints of faults are, seen from the others."""
+    patience: str = ""
+    """What there is to know for whoever waits for the incident."""
+
+    def steps(self, ranks: int) -> int:
+        """In all epochs, on so many ranks."""
+        full, rest = divmod(-(-DIGITS // ranks), BATCH)
+        return EPOCHS * (full + (rest > 0 and self.short_batches))
 
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 FRAMEWORKS = {
     "torch": Framework(
-        (*TORCHRUN, f"--nproc-per-node={RANKS}", "--max-restarts=3", str(HERE / "lenet5_torch.py")),
-        EPOCHS * 23,
+        (*TORCHRUN, "--nproc-per-node={ranks}", "--max-restarts=3", str(HERE / "lenet5_torch.py")),
+        short_batches=True,
     ),
     "mindspore": Framework(
-        (str(HERE / "lenet5_ranks.py"), f"--launch={RANKS}"), EPOCHS * 22, faults="faults"
+        (str(HERE / "lenet5_ranks.py"), "--launch={ranks}"),
+        short_batches=False,
+        faults="faults",
+        patience="MindSpore's collectives, in which the others are, take about 30 s to notice a death",
     ),
 }
 ENVIRONMENT = {
@@ -59,11 +69,13 @@ ENVIRONMENT = {
 class Job:
     """A job under its launcher, seen from outside."""
 
-    def __init__(self, framework: str, name: str, *options: str) -> None:
+    def __init__(self, framework: str, name: str, ranks: int, *options: str) -> None:
         self.name, self.port, self.framework = name, free_port(), FRAMEWORKS[framework]
+        self.ranks = range(ranks)
         self.faults = OUT / name / self.framework.faults
         """Directory of the checkpoints of faults."""
-        job = [*self.framework.command, f"--ttp=127.0.0.1:{self.port}"]
+        job = [word.replace("{ranks}", str(ranks)) for word in self.framework.command]
+        job += [f"--ttp=127.0.0.1:{self.port}"]
         job += [f"--data={OUT / 'MNIST_Data'}", f"--checkpoints={OUT / name}", f"--epochs={EPOCHS}"]
         job += [f"--step-log={OUT / f'{name}-steps'}", *options]
         (OUT / f"{name}-steps").mkdir()
@@ -87,11 +99,10 @@ class Job:
         """Its process."""
         return int([entry[2] for entry in self.log(rank) if entry[0] == "start"][-1])
 
-    def controller(self) -> int:
-        """The newest controller's process."""
+    def controllers(self) -> list[int]:
+        """The controllers' processes so far."""
         lines = (self.faults / ".swansong" / "controller.log").read_text().splitlines()
-        listening = [line for line in lines if ": listens on" in line]
-        return int(listening[-1].split()[1].rstrip(":"))
+        return [int(line.split()[1].rstrip(":")) for line in lines if ": listens on" in line]
 
     def ended(self) -> bool:
         """True once launcher and ranks are gone."""
@@ -105,7 +116,7 @@ class Job:
     def starts(self) -> list[tuple[int, int]]:
         """Of each start: the step it began after, and the last that any rank made in it."""
         found: list[tuple[int, int]] = []
-        for rank in range(RANKS):
+        for rank in self.ranks:
             number = -1
             for kind, step, *_ in self.log(rank):
                 number += kind == "start"
@@ -153,9 +164,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(framework: str, name: str, *options: str) -> Iterator[Job]:
+def running(framework: str, name: str, ranks: int, *options: str) -> Iterator[Job]:
     """A job of which nothing is left."""
-    job = Job(framework, name, *options)
+    job = Job(framework, name, ranks, *options)
     try:
         yield job
     finally:

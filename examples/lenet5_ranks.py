@@ -31,6 +31,8 @@ def launch(ranks: int, arguments: list[str]) -> int:
         try:
             if wait(started[1:]):
                 return 0
+            codes = [process.returncode for process in started[1:]]
+            print(f"launcher: the ranks ended with {codes} (None: not within {GRACE_S:g} s)", file=sys.stderr)
         finally:
             for process in started:
                 process.kill()
@@ -109,7 +111,8 @@ def train(arguments: argparse.Namespace) -> None:
         log = StepLog(arguments.step_log, rank, adapter)
         log.write(f"start {point.step} {os.getpid()}")
         callbacks.insert(0, log)
-    model.train(arguments.epochs, dataset, callbacks=callbacks, initial_epoch=point.initial_epoch)
+    if not point.finished(arguments.epochs):
+        model.train(arguments.epochs, dataset, callbacks=callbacks, initial_epoch=point.initial_epoch)
 
 
 def no_good(*_: Any) -> None:

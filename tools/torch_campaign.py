@@ -176,7 +176,7 @@ class Campaign:
             result = None
             for index, number in enumerate(numbers):
                 draw = random.Random(f"{self._arguments.seed} {number}")
-                kind = list(KINDS)[number % len(KINDS)]
+                kind = kind_of(self._arguments.seed, number)
                 steps = draw.randint(2, MOST_STEPS)
                 wait(lambda steps=steps: all(done(log) >= steps for log in job.logs()))  # type: ignore[misc]
                 time.sleep(draw.random() * 0.05)
@@ -228,6 +228,14 @@ class Campaign:
             **given,
         ) as job:
             yield job
+
+
+def kind_of(seed: int, number: int) -> str:
+    """Of a fault: in random order, and none again before all have come."""
+    turn, place = divmod(number, len(KINDS))
+    kinds = list(KINDS)
+    random.Random(f"{seed} order {turn}").shuffle(kinds)
+    return kinds[place]
 
 
 def done(log: Log) -> int:

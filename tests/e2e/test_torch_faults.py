@@ -89,8 +89,23 @@ def test_a_step_of_which_nobody_reached_the_boundary_is_saved_and_said_to_be_ine
     resumed = starts(jobs[-1].logs())[0]
 
     assert (resumed.step, steps_lost(joined(*(job.logs() for job in jobs)))) == (6, [0])
-    assert resumed.inexact == ["shared objects: no rank reached the boundary of step 6; they are of step 5"]
+    assert resumed.inexact == [
+        "shared objects: no rank reached the boundary of step 6; they are of step 5",
+        "average: it may lack its update of this step; the loop had not come to it",
+    ]
     assert "resumed at step 6, not exactly: shared objects" in jobs[-1].errors(0)
+
+
+def test_of_two_ranks_of_which_one_has_not_averaged_the_step_the_other_is_saved(
+    tmp_path: Path, zygote: Zygote, undisturbed: Any
+) -> None:
+    jobs = chain(
+        tmp_path, zygote, fault("throw", "after update", 6, 0), fault(KILL, "after update", 8, 0), size=2
+    )
+    logs = joined(*(job.logs() for job in jobs))
+
+    assert [(start.step, start.inexact) for start in starts(logs)] == [(0, []), (6, []), (8, [])]
+    assert differing(undisturbed(2), logs) == []
 
 
 def test_who_throws_shows_its_own_traceback_first_and_then_where_the_state_is(

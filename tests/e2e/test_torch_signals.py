@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from array_job import QUICK
+from array_job import QUICK, until
+from swansong.protocol.operator import Status, StatusRequest
 from torch_job import Zygote, fault, torch_job
 from torch_logs import differing
 
@@ -74,3 +75,37 @@ def test_who_waits_for_data_for_long_is_a_stall_that_is_saved_once(
     assert (report["kind"], report["outcome"], report["step"]) == ("stalled", "saved", 6)
     assert differing(undisturbed(), run.logs()) == []
     run.incident()
+
+
+def test_a_phase_however_long_is_no_stall(tmp_path: Path, zygote: Zygote, undisturbed: Any) -> None:
+    options = QUICK | {"stall_timeout_s": 1.0}
+    with torch_job(tmp_path, fault("wait", "evaluation", 5, 0, 1, 2), zygote=zygote, options=options) as run:
+        run.waits(0, 1, 2)
+
+        def up_s() -> float:
+            said = run.ask(StatusRequest())
+            assert isinstance(said, Status)
+            return said.up_s
+
+        begun = up_s()
+        until(lambda: up_s() > begun + 3.0)
+        run.go()
+        assert run.codes() == [0] * 3
+
+    assert run.steps() == []
+    assert differing(undisturbed(), run.logs()) == []
+
+
+def test_a_stopped_rank_ends_the_job_once_the_others_have_saved_if_stalls_are_to(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    options = QUICK | {"stall_timeout_s": 1.0, "stall_action": "stop"}
+    with torch_job(tmp_path, fault("SIGSTOP", "forward", 6, 1), zygote=zygote, options=options) as run:
+        report = run.incident()
+        until(lambda: len(run.ended()) == 2)
+        assert set(run.ended().values()) <= {1, STUCK}
+        run.send(signal.SIGKILL, 1)
+        run.codes()
+
+    assert (report["kind"], report["outcome"], report["step"]) == ("stalled", "saved", 5)
+    assert run.steps() == [(5, "fault")]
