@@ -102,6 +102,14 @@ def descriptors() -> set[str]:
     return {entry for entry in found if not entry.endswith("/fd")}
 
 
+def ended(pid: int) -> bool:
+    """Whether a child has ended, waited for or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
 def opened_by(pid: int) -> list[str]:
     return sorted(entry.name for entry in Path(f"/proc/{pid}/fd").iterdir())
 
@@ -275,7 +283,8 @@ def test_workers_killed_at_any_moment_leave_nothing_half_made(tmp_path: Path) ->
     with job(tmp_path) as saving:
         saving.save(0)
         for step in range(1, 8):
-            timer = threading.Timer(chance.uniform(0, 0.08), os.kill, (saving.worker, signal.SIGKILL))
+            worker = saving.worker
+            timer = threading.Timer(chance.uniform(0, 0.08), os.kill, (worker, signal.SIGKILL))
             timer.start()
             try:
                 saving.save(step, content)
@@ -283,6 +292,7 @@ def test_workers_killed_at_any_moment_leave_nothing_half_made(tmp_path: Path) ->
                 failed += 1
                 assert "was killed by SIGKILL" in str(error)  # noqa: PT017 - either outcome is right
             timer.join()
+            until(lambda pid=worker: ended(pid))  # which may be after the save
             assert saving.series.space.unfinished() == []
             saving.save(100 + step)  # in a new process
             for found in saving.series.found():

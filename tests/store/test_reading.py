@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import signal
+import subprocess
+import sys
 import threading
 from itertools import pairwise
 from typing import Any
@@ -104,24 +105,33 @@ def test_no_job_is_begun_after_one_has_failed_and_the_first_failure_is_told() ->
     assert not readers()
 
 
-def test_an_interrupt_ends_the_threads_with_what_they_have_in_hand() -> None:
-    stopped, done = threading.Event(), []
+INTERRUPTED = """
+import signal, threading
+from swansong.store.reading import in_parallel
 
-    def work(number: int, _: Any) -> None:
-        if number == 0:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        stopped.wait(0.002)
-        done.append(number)
+stopped, done = threading.Event(), []
 
-    with pytest.raises(KeyboardInterrupt):
-        in_parallel(range(10_000), work, threads=2)
+def work(number, _):
+    if number == 0:
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    stopped.wait(0.002)
+    done.append(number)
+
+try:
+    in_parallel(range(10_000), work, threads=2)
+except KeyboardInterrupt:
     finished = len(done)
-    assert finished < 10_000
     for thread in threading.enumerate():
         if "swansong" in thread.name:  # it was starting at that moment
             thread.join(20)
-    assert not readers()
-    assert len(done) == finished
+    print(finished < 10_000, threading.active_count(), len(done) == finished)
+"""
+
+
+def test_an_interrupt_ends_the_threads_with_what_they_have_in_hand() -> None:
+    # In a process of its own: others may have changed what the signal does in this one.
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert (ended.stdout, ended.stderr) == ("True 1 True\n", "")
 
 
 def test_few_jobs_take_no_threads() -> None:
