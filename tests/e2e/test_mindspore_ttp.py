@@ -73,6 +73,10 @@ def references(failed: Job) -> list[dict[str, str]]:
             *("graph", {"kind": "term", "ranks": [1], "step": 4}, 4, [None, {-15}], {0, 1}),
             id="SIGTERM to one, graph",
         ),
+        pytest.param(
+            *("pynative", {"kind": "term", "ranks": [0, 1], "step": 4}, 4, [{-15}, {-15}], {0, 1}),
+            id="SIGTERM to all, pynative",
+        ),
     ],
 )
 def test_two_data_parallel_ranks_save_what_one_leaves_and_go_on_bit_equal(
