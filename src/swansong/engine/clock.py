@@ -216,7 +216,7 @@ class Gate:
 
         Raises TrainingInterrupted, now and ever after, once `interrupt` was called; nothing is queued then.
         """
-        with self._lock:
+        with self._lock:  # as `try_enter` does: at every step, so not by way of it
             if not self._shut:
                 for clock in clocks:
                     clock.queue()

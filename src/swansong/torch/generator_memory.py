@@ -67,7 +67,10 @@ class PythonReader:
 
     def __init__(self) -> None:
         self._owner: Any = random.getstate.__self__  # type: ignore[attr-defined]  # a bound method's
-        self._memory = self._head = None
+        self._memory: memoryview | None = None
+        """Position and words."""
+        self._head: memoryview | None = None
+        """Position and first words."""
         offset, told = object.__basicsize__, self.state()
         fits = type(self._owner) is random.Random and random.Random.__basicsize__ >= offset + PYTHON.size
         if fits and sys.implementation.name == "cpython" and sys.byteorder == "little":
@@ -75,9 +78,6 @@ class PythonReader:
             self._head = self._memory[:_MARK]
             if self.state() != told:
                 self._memory = self._head = None
-
-    _memory: memoryview | None
-    _head: memoryview | None
 
     def mark(self) -> object:
         return random.getstate() if self._head is None else (bytes(self._head), self._owner.gauss_next)

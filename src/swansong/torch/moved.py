@@ -14,6 +14,7 @@ from swansong.state import tree
 from swansong.state.leaves import Json
 from swansong.state.tensors import HostTensor
 from swansong.torch.generators import Generators
+from swansong.torch.loader_state import pack_loader, unpack_loader
 from swansong.torch.position import Feed
 from swansong.torch.state import TrainingState
 
@@ -21,8 +22,6 @@ _START: Final = "start"
 """Of a position: the same object at every boundary of an epoch, and most of its bytes."""
 _LOADER: Final = "loader"
 """Of a position: whatever a loader with `state_dict` says."""
-
-
 _packed: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -105,6 +104,8 @@ class Moved:
         if self._settled is None or self._state.settled is not self._settled or not self._state.unchanged():
             return False
         at = None if self._feed is None else self._feed.state()
+        if at is not None and at[_LOADER] is not None:  # may be anything, such as tensors: not to be compared
+            return False
         if at != self._at or self.progress.skipped != self._skipped:
             return False
         marks = self._marks
@@ -112,12 +113,12 @@ class Moved:
 
     def restore(self, saved: Restored, *, allow_reshuffle: bool = False) -> list[str]:
         """Take up what was saved; return what cannot be exact, each with its reason."""
+        position = _with_loader(saved.own.get("position"))
         lacking = self._state.load(saved.tensors, saved.structure, saved.shared)
         if not saved.own:
             return [*lacking, "this rank's generators and position: the checkpoint has none of it"]
         self.progress.skipped = saved.own["skipped"]
         generators = saved.own["generators"]
-        position = saved.own["position"]
         if self._feed is None or position is None:
             return lacking + self._generators.restore(generators)
         reasons = lacking + self._generators.check(generators)
@@ -145,9 +146,9 @@ class Moved:
             ("epoch", at["epoch"]),
             ("batch", at["batch"]),
             (_START, self._start[1]),
-            ("workers", at["workers"] and _skeleton(at["workers"])),
+            ("workers", _skeleton(at["workers"])),
             ("order", at["order"]),
-            (_LOADER, at[_LOADER] and tree.flatten(at[_LOADER], lambda _: None).skeleton),
+            (_LOADER, pack_loader(at[_LOADER])),
         )
         return (
             ("generators", states),
@@ -179,6 +180,13 @@ def own_of(extra: Json, rank: int) -> tuple[dict[str, Any], Json, dict[str, Host
         raise LoadError(f"rank {rank}: its objects in the checkpoint are not those of a PyTorch run")
     packed = msgspec.convert(own.pop("tensors", []), type=list[BoundaryTensor])
     return own, shared, {one.name: unpacked(one) for one in packed}
+
+
+def _with_loader(position: Any) -> Any:
+    """A position out of a checkpoint, with what its loader said. Raises LoadError."""
+    if not isinstance(position, dict) or position.get(_LOADER) is None:
+        return position
+    return {**position, _LOADER: unpack_loader(position[_LOADER])}
 
 
 def _skeleton(value: Any) -> Any:
