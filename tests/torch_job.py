@@ -38,7 +38,10 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def fault(kind: str, at: str, step: int, *ranks: int, start: int = 0) -> dict[str, Any]:
-    """`kind`: throw, mark, wait, persist, or the name of a signal; `at`: a place in torch_rank.py."""
+    """`kind`: throw, mark, wait, persist, or the name of a signal; `at`: a place in torch_rank.py.
+
+    With `awaits`, a rank, the fault comes when that rank has come to the end of the step.
+    """
     return {"kind": kind, "at": at, "step": step, "ranks": ranks, "start": start}
 
 

@@ -50,8 +50,15 @@ class Faults:
         for fault in self._mine:
             if self.run is not None and (fault["at"], fault["step"]) == (where, self.run.step + 1):
                 self._mine.remove(fault)
+                if "awaits" in fault:
+                    patient(lambda fault=fault: self._has_come(fault["awaits"], fault["step"]))
                 self._fail(fault["kind"])
                 return
+
+    def _has_come(self, rank: int, step: int) -> bool:
+        """Whether another rank has that step, and its boundary, behind it."""
+        said = (self._out / f"rank-{rank}").read_text().splitlines()
+        return any(line.startswith(f'["at", {step},') for line in said)
 
     def _fail(self, kind: str) -> None:
         if kind == "throw":
